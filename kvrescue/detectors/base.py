@@ -1,0 +1,65 @@
+"""Detector: reads a candidate while it is generated and may abort it.
+
+Law: detection is online and causal. The verdict at position e depends on tokens <= e only.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from kvrescue.types import Verdict
+
+__all__ = ["Detector", "DetectorState", "Source", "TokenEvent"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token as a detector sees it."""
+
+    token_id: int
+    text: str
+    """Characters that this token completed ("" while a multi-byte character is incomplete)."""
+    entropy: float
+    """Entropy in nats of the model's next-token distribution that the token was drawn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the engine that feeds a detector can deliver, so that dead thresholds are refused.
+
+    `entropy` is "raw" (full vocabulary, before temperature and truncation: ceiling
+    ln(vocab_size)), "processed" or "top" (over at most `support` tokens: ceiling ln(support)), or
+    "none" when the engine delivers no entropy at all.
+    """
+
+    vocab_size: int
+    max_step_tokens: int
+    entropy: str = "raw"
+    support: int | None = None
+
+
+class DetectorState(abc.ABC):
+    """Running state for one candidate."""
+
+    @abc.abstractmethod
+    def update(self, event: TokenEvent) -> Verdict | None:
+        """Read the next token; a verdict aborts the candidate. Not called after a verdict."""
+
+
+class Detector(BaseModel, abc.ABC):
+    """Frozen options of a detector; `start()` gives the state for one candidate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[str] = ""
+    """The name it is registered under; becomes `Verdict.detector`."""
+
+    @abc.abstractmethod
+    def start(self) -> DetectorState: ...
+
+    def check(self, source: Source) -> None:  # noqa: B027 - optional hook
+        """Raise `DetectorError` when this detector can never fire on `source`."""

@@ -1,0 +1,109 @@
+"""Typed errors: every failure that a user can cause or must know of has a class here.
+
+Each message names the field, the value and the way out. `exit_code` is what the command line
+returns for that class, so scripts can tell a typo from a broken checkpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+__all__ = [
+    "AuditError",
+    "CapacityError",
+    "ConfigError",
+    "DependencyError",
+    "DetectorError",
+    "InputError",
+    "KVRescueError",
+    "ModelLoadError",
+    "NonFiniteLogitsError",
+    "PluginError",
+    "PolicyError",
+    "ScorerError",
+    "UnknownNameError",
+    "nearest",
+]
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the closest valid name, else the list of valid names."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if names else ""
+
+
+class KVRescueError(Exception):
+    """Base of all errors raised on purpose by kvrescue."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(KVRescueError):
+    """The question cannot be used: empty, or longer than the context limit."""
+
+    exit_code = 3
+
+
+class ConfigError(KVRescueError):
+    """A configuration value is wrong: the message names the field, the value and the fix."""
+
+    exit_code = 4
+
+
+class UnknownNameError(ConfigError):
+    """An unknown preset, component kind, plugin or field; the message names the nearest."""
+
+
+class DetectorError(ConfigError):
+    """A detector that can never fire on its source, or whose options contradict each other."""
+
+
+class PluginError(KVRescueError):
+    """A plugin cannot be imported, misspells a hook or registers a name twice."""
+
+    exit_code = 5
+
+
+class ModelLoadError(KVRescueError):
+    """A checkpoint is missing, corrupted, of the wrong shape or of an unsupported family."""
+
+    exit_code = 6
+
+
+class DependencyError(KVRescueError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    exit_code = 7
+
+
+class PolicyError(KVRescueError):
+    """A policy failed while proposing or committing."""
+
+    exit_code = 8
+
+
+class NonFiniteLogitsError(PolicyError):
+    """A model returned NaN or infinite logits."""
+
+
+class ScorerError(KVRescueError):
+    """A scorer returned the wrong number of scores, a non-finite score or one outside [0, 1]."""
+
+    exit_code = 9
+
+
+class AuditError(KVRescueError):
+    """An evictor was configured, the sequence outgrew its bound, and it never fired."""
+
+    exit_code = 10
+
+
+class CapacityError(KVRescueError):
+    """More rows or tokens were asked for than the engine may hold."""
+
+    exit_code = 11

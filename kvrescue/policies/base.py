@@ -1,0 +1,88 @@
+"""Policy: a model that proposes steps; View: its private state for one trajectory."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvrescue.detectors.base import Detector, Source
+from kvrescue.types import CacheStats, Candidate, Question
+
+__all__ = ["Policy", "Sampling", "View"]
+
+
+class Sampling(BaseModel):
+    """How candidates are drawn. Defaults are the paper's (appendix "Decoding and evaluation")."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=0.8, ge=0.0, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    top_k: int = Field(default=20, ge=0)
+    """0 turns it off."""
+    max_step_tokens: int = Field(default=512, ge=1)
+    separator: str = Field(default="\n\n", min_length=1)
+
+
+class View(abc.ABC):
+    """One policy's persistent state for one trajectory; only it knows what was evicted.
+
+    Law: the view's logical length always equals the context's (in its own tokens).
+    """
+
+    @abc.abstractmethod
+    async def propose(
+        self,
+        n: int,
+        sampling: Sampling,
+        detectors: Sequence[Detector],
+        seeds: Sequence[int],
+        max_tokens: int,
+    ) -> list[Candidate]:
+        """Draw `n` candidates from the current state, candidate i with `seeds[i]`.
+
+        A candidate never exceeds min(sampling.max_step_tokens, max_tokens) tokens. An aborted
+        candidate stops consuming compute at once and comes back with its verdict. The forks stay
+        held until the next `commit` or `propose`.
+        """
+
+    @abc.abstractmethod
+    async def commit(self, candidate: Candidate) -> None:
+        """Advance to `candidate`: adopt the fork of an own one, encode a foreign one in a single
+        forward pass and then evict (paper, Algorithm 1 lines 10-16)."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Free everything; idempotent. Raises `AuditError` if an evictor never fired though it
+        should have."""
+
+    @property
+    @abc.abstractmethod
+    def stats(self) -> CacheStats: ...
+
+    @property
+    @abc.abstractmethod
+    def room(self) -> int:
+        """Tokens that still fit into the policy's context limit."""
+
+
+class Policy(abc.ABC):
+    """Long-lived: weights, tokenizer, engine. `name` is set by the proposer that uses it."""
+
+    @abc.abstractmethod
+    async def open(self, question: Question, name: str) -> View:
+        """Start a trajectory: encode the prompt (then evict). Candidates are labelled `name`.
+
+        Raises `InputError` when the prompt does not fit the context limit.
+        """
+
+    @property
+    @abc.abstractmethod
+    def source(self) -> Source:
+        """What detectors attached to this policy will be fed (max_step_tokens is the default)."""
+
+    async def aclose(self) -> None:  # noqa: B027 - optional hook
+        """Release long-lived resources."""
