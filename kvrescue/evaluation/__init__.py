@@ -1,0 +1,1 @@
+"""Tasks, graders and everything that measures a method."""
