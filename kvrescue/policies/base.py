@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvrescue.detectors.base import Detector, Source
 from kvrescue.types import CacheStats, Candidate, Question
 
-__all__ = ["Policy", "Sampling", "View"]
+__all__ = ["Policy", "PolicySpec", "Sampling", "View"]
 
 
 class Sampling(BaseModel):
@@ -86,3 +87,20 @@ class Policy(abc.ABC):
 
     async def aclose(self) -> None:  # noqa: B027 - optional hook
         """Release long-lived resources."""
+
+
+class PolicySpec(BaseModel, abc.ABC):
+    """Options of a policy as they stand in a configuration file; `build()` loads the real thing.
+
+    A spec is what gets registered (`kvrescue_register_policies`). Its module may import heavy
+    packages; the registry imports it only when a configuration names its kind.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[str] = ""
+    """The name it is registered under (`kind: torch` in YAML)."""
+
+    @abc.abstractmethod
+    def build(self) -> Policy:
+        """Load weights and start the engine."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
 
 from kvrescue.types import Candidate, Context
 
-__all__ = ["Scorer"]
+__all__ = ["Scorer", "ScorerSpec"]
 
 
 class Scorer(abc.ABC):
@@ -26,3 +29,16 @@ class Scorer(abc.ABC):
 
     async def aclose(self) -> None:  # noqa: B027 - optional hook
         """Release long-lived resources."""
+
+
+class ScorerSpec(BaseModel, abc.ABC):
+    """Options of a scorer as they stand in a configuration file; `build()` loads the real thing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[str] = ""
+    """The name it is registered under (`kind: qwen_prm` in YAML)."""
+
+    @abc.abstractmethod
+    def build(self) -> Scorer:
+        """Load weights and start what serves them."""
