@@ -1,0 +1,216 @@
+"""Events: what happens in a trajectory, as it happens, and their form as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TextIO, TypeAlias, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from kvrescue.errors import ConfigError
+from kvrescue.types import Candidate, CommittedStep, Question, Solution
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CandidateFinished",
+    "Event",
+    "RoundSkipped",
+    "StepCommitted",
+    "TraceWriter",
+    "TrajectoryFinished",
+    "TrajectoryStarted",
+    "as_dict",
+    "from_dict",
+    "solution_as_dict",
+    "solution_from_dict",
+]
+
+SCHEMA_VERSION: Final = 1
+"""Raised when a field of an event changes its meaning or goes away; new fields do not raise it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryStarted:
+    """Every view is open; the first step is about to be drawn."""
+
+    question: Question
+    seed: int
+    proposers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateFinished:
+    """A candidate was drawn or aborted. A round's candidates are told in pool order, once all are
+    there, so that the same run gives the same events."""
+
+    question_id: str
+    draw: int
+    """Number of the round, skipped ones counted."""
+    step: int
+    """Number of the step it was drawn for."""
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSkipped:
+    """No candidate of the round is selectable; nothing was committed."""
+
+    question_id: str
+    draw: int
+    step: int
+    reason: Literal["empty", "flagged"]
+    """`flagged` when detectors aborted every candidate."""
+    in_a_row: int
+    """Rounds skipped since the last commit, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """A step was chosen and every view has advanced to it."""
+
+    question_id: str
+    step: CommittedStep
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFinished:
+    """The last event of a run that did not fail."""
+
+    solution: Solution
+
+
+Event: TypeAlias = (
+    TrajectoryStarted | CandidateFinished | RoundSkipped | StepCommitted | TrajectoryFinished
+)
+
+_NAMES: Final[Mapping[type[Any], str]] = {
+    TrajectoryStarted: "trajectory_started",
+    CandidateFinished: "candidate_finished",
+    RoundSkipped: "round_skipped",
+    StepCommitted: "step_committed",
+    TrajectoryFinished: "trajectory_finished",
+}
+_TYPES: Final[Mapping[str, type[Any]]] = {name: event for event, name in _NAMES.items()}
+
+
+_ADAPTERS: Final[Mapping[type[Any], TypeAdapter[Any]]] = {
+    value_type: TypeAdapter(value_type) for value_type in (*_NAMES, Solution)
+}
+
+
+def _plain(value: Event | Solution) -> dict[str, Any]:
+    plain = _within_json(_ADAPTERS[type(value)].dump_python(value, mode="json"))
+    return cast("dict[str, Any]", plain)
+
+
+def _within_json(value: object) -> object:
+    """NaN and infinity (an entropy, a measured value) as strings: JSON has no number for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _within_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_within_json(item) for item in value]
+    return value
+
+
+def _parse(value_type: type[Any], fields: Mapping[str, Any]) -> Any:
+    try:
+        return _ADAPTERS[value_type].validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"not a {value_type.__name__}: {where}: {first['msg']}") from error
+
+
+def as_dict(event: Event) -> dict[str, Any]:
+    """An event as plain JSON data, with its name and the schema version."""
+    return {"schema": SCHEMA_VERSION, "event": _NAMES[type(event)], **_plain(event)}
+
+
+def from_dict(data: Mapping[str, Any]) -> Event:
+    """The event that `as_dict` wrote.
+
+    Raises:
+        ConfigError: the data is of another schema or of no event.
+    """
+    fields = dict(data)
+    schema, name = fields.pop("schema", None), fields.pop("event", None)
+    if schema != SCHEMA_VERSION or name not in _TYPES:
+        raise ConfigError(
+            f"not an event of schema {SCHEMA_VERSION}: schema {schema!r}, event {name!r}"
+        )
+    return cast("Event", _parse(_TYPES[name], fields))
+
+
+def solution_as_dict(solution: Solution) -> dict[str, Any]:
+    """A solution as plain JSON data."""
+    return {"schema": SCHEMA_VERSION, **_plain(solution)}
+
+
+def solution_from_dict(data: Mapping[str, Any]) -> Solution:
+    """The solution that `solution_as_dict` wrote."""
+    fields = dict(data)
+    schema = fields.pop("schema", None)
+    if schema != SCHEMA_VERSION:
+        raise ConfigError(f"not a solution of schema {SCHEMA_VERSION}: schema {schema!r}")
+    return cast("Solution", _parse(Solution, fields))
+
+
+class TraceWriter:
+    """Appends events to a JSONL file, one line each, flushed at once.
+
+    A run that is interrupted keeps every line written so far. An instance is a callable, so it can
+    be passed as an observer. Safe to share between threads.
+
+    Raises:
+        ConfigError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        try:
+            self._file: TextIO = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._error(error) from error
+
+    def __call__(self, event: Event) -> None:
+        line = json.dumps(as_dict(event), separators=(",", ":"), allow_nan=False)
+        try:
+            with self._lock:
+                self._file.write(line + "\n")
+                self._file.flush()
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
+            raise self._error(error) from error
+
+    write = __call__
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _error(self, error: Exception) -> ConfigError:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return ConfigError(
+            f"the trace {str(self.path)!r} cannot be written: {reason}; choose another path"
+        )

@@ -1,0 +1,136 @@
+"""The rules of selection as pure functions: who may be chosen, and who is.
+
+They are Algorithm 1's lines 6 to 8 for any number of proposers, plus what the paper leaves open:
+ties, empty steps, and scores that are no scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvrescue.errors import PolicyError, ScorerError
+from kvrescue.types import Candidate, StopReason
+
+__all__ = [
+    "Limits",
+    "OnError",
+    "WhenAllFlagged",
+    "best",
+    "check_candidates",
+    "check_count",
+    "distinct",
+    "fault_of_score",
+    "is_selectable",
+]
+
+OnError: TypeAlias = Literal["raise", "degrade"]
+"""`raise` ends the run with the error; `degrade` goes on without the failed part and records it."""
+
+WhenAllFlagged: TypeAlias = Literal["stop", "redraw"]
+"""What to do when detectors aborted every candidate of a round (possible only when every proposer
+is screened): end the trajectory, or draw again from the same context with new seeds. A flagged
+candidate is never committed."""
+
+
+class Limits(BaseModel):
+    """Where a trajectory ends at the latest. Defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_steps: int = Field(default=1024, ge=1)
+    """Committed steps."""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """L: committed tokens; None means as many as fit the context."""
+    max_context: int = Field(default=4096, ge=1)
+    """Tokens of prompt and committed steps, in each policy's own tokenizer."""
+    max_empty_steps: int = Field(default=3, ge=1)
+    """Rounds in a row without a selectable candidate that end the trajectory."""
+
+
+def is_selectable(candidate: Candidate) -> bool:
+    """Whether a candidate may be committed.
+
+    A flagged one never. A blank one only when it ends with EOS: it then means "I am done", while a
+    blank step that goes on would be followed by another one for ever.
+    """
+    if candidate.verdict is not None:
+        return False
+    return not candidate.is_empty or candidate.stop is StopReason.EOS
+
+
+def check_candidates(
+    found: Sequence[Candidate], name: str, n: int, *, screened: bool, max_tokens: int
+) -> list[Candidate]:
+    """What a view returned, in order of index, once it keeps the contract of `View.propose`.
+
+    Raises:
+        PolicyError: it does not; the message says how.
+    """
+    if sorted(candidate.index for candidate in found) != list(range(n)):
+        indices = [candidate.index for candidate in found]
+        raise PolicyError(
+            f"proposer {name!r}: asked for candidates 0 to {n - 1}, its policy returned {indices}"
+        )
+    for candidate in found:
+        who = f"proposer {name!r}: candidate {candidate.index}"
+        if candidate.policy != name:
+            raise PolicyError(f"{who} is labelled {candidate.policy!r}")
+        if (candidate.verdict is not None) != (candidate.stop is StopReason.ABORTED):
+            raise PolicyError(
+                f"{who} stopped for {candidate.stop.value!r} with verdict {candidate.verdict!r}: "
+                "an aborted candidate has a verdict, and no other has"
+            )
+        if candidate.verdict is not None and not screened:
+            raise PolicyError(f"{who} was flagged, but no detector screens this proposer")
+        if candidate.n_tokens > max_tokens:
+            raise PolicyError(
+                f"{who} has {candidate.n_tokens} tokens where at most {max_tokens} were asked for"
+            )
+    return sorted(found, key=lambda candidate: candidate.index)
+
+
+def distinct(pool: Sequence[Candidate]) -> tuple[list[Candidate], list[int]]:
+    """The different candidates of a pool, and for each candidate which of them it equals.
+
+    Candidates are equal when text and tokens are: no scorer can then tell them apart, so scoring
+    one is enough.
+    """
+    places: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    firsts: list[Candidate] = []
+    where: list[int] = []
+    for candidate in pool:
+        key = (candidate.text, candidate.tokenizer, candidate.token_ids)
+        if key not in places:
+            places[key] = len(firsts)
+            firsts.append(candidate)
+        where.append(places[key])
+    return firsts, where
+
+
+def check_count(scores: Sequence[float], expected: int) -> None:
+    """Raise `ScorerError` unless there is one score per candidate."""
+    if len(scores) != expected:
+        raise ScorerError(f"the scorer returned {len(scores)} scores for {expected} candidates")
+
+
+def fault_of_score(score: object) -> str | None:
+    """Why a value is no score, or None when it is one."""
+    try:
+        number = float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return f"{score!r} is not a number"
+    if not math.isfinite(number):
+        return f"{number} is not finite"
+    if not 0.0 <= number <= 1.0:
+        return f"{number} is outside [0, 1]"
+    return None
+
+
+def best(scores: Sequence[float | None]) -> int:
+    """Place of the highest score; the earlier of equals; the first place when none is valid."""
+    valid = [(score, -place) for place, score in enumerate(scores) if score is not None]
+    return -max(valid)[1] if valid else 0
