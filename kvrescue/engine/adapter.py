@@ -1,0 +1,241 @@
+"""The only module that runs models of `transformers`.
+
+A model stays unpatched. Its attention is directed, through the public attention interface, to
+`slot_attention`, which writes the new keys and values into a `SlotStore` and attends over the
+store; position ids are logical. No cache object of transformers is involved, and no mask: rows
+of unequal length are masked here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+
+from kvrescue.engine.slots import KVShape, SlotStore
+from kvrescue.errors import ModelLoadError
+
+__all__ = ["ATTENTION", "ForwardBatch", "ModelAdapter"]
+
+ATTENTION = "kvrescue_slots"
+"""Name under which the attention function is registered with transformers."""
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One forward pass over the first rows of a store.
+
+    Row i feeds `counts[i]` tokens, right-padded to `width`; pad tokens write behind the row's
+    end, where nobody looks and the next token overwrites them.
+    """
+
+    store: SlotStore
+    counts: np.ndarray
+    width: int
+    mask: Tensor | None = field(init=False)
+    stop: int = field(init=False)
+    slots: Tensor = field(init=False)
+    positions: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        store, device = self.store, self.store.shape.device
+        rows, steps = len(self.counts), np.arange(self.width)
+        length = store.length[:rows]
+        slots = length[:, None] + steps
+        self.stop = int(slots.max(initial=0)) + 1
+        store.reserve(store.rows, self.stop)
+        self.slots = torch.from_numpy(slots).to(device)
+        logical = store.logical[:rows, None] + steps
+        self.positions = torch.from_numpy(logical).to(device)
+        if self.width == 1 and (length == length[0]).all():
+            self.mask = None  # every slot below `stop` is valid for every row
+        else:
+            self.mask = torch.arange(self.stop, device=device) <= self.slots[:, :, None]
+        if store.positions is not None:
+            index = self.slots[:, None, None, :].expand(rows, *store.positions.shape[1:3], -1)
+            value = self.positions.to(torch.int32)[:, None, None, :].expand_as(index)
+            store.positions[:rows].scatter_(3, index, value)
+        if store.mass is not None:
+            index = self.slots[:, None, None, :].expand(rows, *store.mass.shape[1:3], -1)
+            store.mass[:rows].scatter_(3, index, 0.0)
+        if store.queries is not None:
+            self._ring = self._ring_index(store)
+
+    def _ring_index(self, store: SlotStore) -> tuple[Tensor, Tensor, Tensor]:
+        """(row, token, ring slot) of the queries that stay observable."""
+        ring, rows = store.shape.observation, np.arange(len(self.counts))
+        recent = self.counts[:, None] - ring + np.arange(ring)[None]
+        row, column = np.nonzero(recent >= 0)
+        token = recent[row, column]
+        slot = (store.logical[rows][row] + token) % ring
+        device = store.shape.device
+        return tuple(torch.from_numpy(x).to(device) for x in (row, token, slot))  # type: ignore[return-value]
+
+    _ring: tuple[Tensor, Tensor, Tensor] | None = field(init=False, default=None)
+
+    def record(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new entries of a layer; returns its keys and values up to `stop`."""
+        store, rows = self.store, len(self.counts)
+        keys, values = store.keys[:rows, layer], store.values[:rows, layer]
+        if self.mask is None:
+            slot = self.stop - 1
+            keys[:, :, slot], values[:, :, slot] = key[:, :, 0], value[:, :, 0]
+        else:
+            index = self.slots[:, None, :, None].expand_as(key)
+            keys.scatter_(2, index, key)
+            values.scatter_(2, index, value)
+        if store.queries is not None and self._ring is not None:
+            row, token, slot_ = self._ring
+            store.queries[:, layer].transpose(1, 2)[row, slot_] = query.transpose(1, 2)[row, token]
+        return keys[:, :, : self.stop], values[:, :, : self.stop]
+
+    def advance(self) -> None:
+        """The forward pass is complete: the fed tokens are part of the rows."""
+        rows = len(self.counts)
+        self.store.length[:rows] += self.counts
+        self.store.logical[:rows] += self.counts
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    slots: ForwardBatch | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of new tokens over a store; shapes [rows, heads, width, head_dim].
+
+    Called by transformers in place of its own attention. Query heads of one KV head are stacked
+    along the query axis, so grouped heads share one read of the keys.
+    """
+    if slots is None:
+        raise RuntimeError("slot_attention needs slots=ForwardBatch(...) in the forward call")
+    keys, values = slots.record(int(module.layer_idx), query, key, value)  # type: ignore[arg-type]
+    rows, q_heads, width, dim = query.shape
+    kv_heads = keys.shape[1]
+    group = q_heads // kv_heads
+    stacked = query.reshape(rows, kv_heads, group * width, dim)
+    mask = slots.mask
+    if mask is not None:
+        mask = mask[:, None].repeat(1, 1, group, 1)
+    scale = scaling if scaling is not None else dim**-0.5
+    mass = slots.store.mass
+    if mass is None:
+        out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
+    else:
+        logits = torch.matmul(stacked, keys.transpose(-1, -2)).float() * scale
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        weights = logits.softmax(dim=-1)
+        out = torch.matmul(weights.to(values.dtype), values)
+        seen = weights.view(rows, kv_heads, group, width, -1).mean(dim=2)
+        counts = torch.from_numpy(slots.counts).to(seen.device)
+        real = torch.arange(width, device=seen.device) < counts[:, None]
+        gained = (seen * real[:, None, :, None]).sum(dim=2)
+        mass[:rows, int(module.layer_idx), :, : slots.stop] += gained  # type: ignore[arg-type]
+    out = out.reshape(rows, q_heads, width, dim).transpose(1, 2)
+    return out.contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, slot_attention)
+
+
+class ModelAdapter:
+    """A decoder (and its LM head, if any) that runs over slot stores."""
+
+    def __init__(self, model: PreTrainedModel, *, name: str, max_context: int) -> None:
+        self.name = name
+        self.max_context = max_context
+        self.config: PretrainedConfig = model.config.get_text_config()
+        self.head: nn.Module | None = model.get_output_embeddings()
+        self.decoder: nn.Module = model.get_decoder() if self.head is not None else model
+        self._refuse_unsupported()
+        generation = getattr(model, "generation_config", None)
+        eos = getattr(generation, "eos_token_id", None)
+        if eos is None:
+            eos = getattr(self.config, "eos_token_id", None)
+        self.generation_eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        """Ids that the checkpoint names as end of sequence."""
+        model.set_attn_implementation(ATTENTION)
+        model.eval()
+        model.requires_grad_(False)
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+
+    def _refuse_unsupported(self) -> None:
+        c = self.config
+        for knob in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if getattr(c, knob, None) not in (None, 1, 1.0):
+                raise ModelLoadError(
+                    f"{self.name}: config.{knob} = {getattr(c, knob)} changes the logits after the "
+                    "head, which the engine does not support; use a Qwen2, Qwen3, Llama or Mistral "
+                    "family model"
+                )
+        window = getattr(c, "sliding_window", None)
+        kinds = set(getattr(c, "layer_types", None) or ["full_attention"])
+        slides = "sliding_attention" in kinds or (
+            bool(window) and getattr(c, "use_sliding_window", c.model_type == "mistral")
+        )
+        if slides and window and window < self.max_context:
+            raise ModelLoadError(
+                f"{self.name}: sliding-window attention of {window} tokens is shorter than "
+                f"max_context = {self.max_context}; set max_context <= {window}"
+            )
+        if unknown := kinds - {"full_attention", "sliding_attention"}:
+            raise ModelLoadError(
+                f"{self.name}: layer types {sorted(unknown)} have no KV cache the engine can hold; "
+                "use a model whose layers are all attention layers"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    def shape(self, observation: int = 0, attention: bool = False) -> KVShape:
+        """Cache geometry for a store of this model."""
+        c = self.config
+        heads = int(c.num_attention_heads)
+        return KVShape(
+            layers=int(c.num_hidden_layers),
+            q_heads=heads,
+            kv_heads=int(getattr(c, "num_key_value_heads", None) or heads),
+            head_dim=int(getattr(c, "head_dim", None) or c.hidden_size // heads),
+            dtype=self.dtype,
+            device=self.device,
+            observation=observation,
+            attention=attention,
+        )
+
+    @torch.no_grad()
+    def forward(self, store: SlotStore, tokens: np.ndarray, counts: np.ndarray) -> Tensor:
+        """Feed `tokens` [rows, width] (right-padded, `counts` real ones) to the first rows.
+
+        Returns the final hidden states [rows, width, hidden]; the store has advanced.
+        """
+        batch = ForwardBatch(store, counts, tokens.shape[1])
+        out = self.decoder(
+            input_ids=torch.from_numpy(tokens).to(self.device),
+            position_ids=batch.positions,
+            use_cache=False,
+            slots=batch,
+        )
+        batch.advance()
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raw logits [..., vocab] in float32 of hidden states."""
+        if self.head is None:
+            raise ModelLoadError(f"{self.name} has no language-model head")
+        out: Tensor = self.head(hidden)
+        return out.float()

@@ -1,0 +1,65 @@
+"""Sampling and entropy from raw logits, reproducible per candidate.
+
+Every candidate owns a counter-based generator (Philox) keyed by its seed alone, and uses one
+uniform number per position, so which rows are batched together does not change what is sampled
+(up to the floating-point effects of batching on the logits themselves).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvrescue.policies.base import Sampling
+
+__all__ = ["entropy", "sample", "uniforms"]
+
+
+def uniforms(seed: int, count: int) -> np.ndarray:
+    """[count] float64 in [0, 1): the candidate's uniform number for each of its positions."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of softmax(logits) over the whole vocabulary (paper, eq. 4).
+
+    `logits` [rows, vocab] float32, before temperature and truncation. Returns [rows]; NaN where a
+    row holds NaN or an infinity, which callers treat as an error.
+    """
+    top = logits.amax(dim=-1, keepdim=True)
+    shifted = logits - top
+    weights = shifted.exp()
+    total = weights.sum(dim=-1)
+    # H = ln Z - E[x]; a -inf logit gives 0 * -inf = NaN and is reported rather than hidden.
+    mean: Tensor = torch.linalg.vecdot(weights, shifted) / total
+    return total.log() - mean
+
+
+def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+    """Next token per row.
+
+    `logits` [rows, vocab] float32, `uniform` [rows] in [0, 1). Temperature, then top-k, then
+    top-p (the smallest set of most likely tokens whose mass reaches p), then the inverse CDF over
+    tokens from most to least likely. Returns [rows] int64.
+    """
+    if sampling.temperature == 0.0:
+        return logits.argmax(dim=-1)
+    vocab = logits.shape[-1]
+    scaled = logits / sampling.temperature
+    if sampling.top_k == 0 and sampling.top_p == 1.0:
+        order, mass = None, torch.softmax(scaled, dim=-1)
+    elif 0 < sampling.top_k < vocab:
+        values, order = scaled.topk(sampling.top_k, dim=-1)
+        mass = torch.softmax(values, dim=-1)
+    else:
+        values, order = scaled.sort(dim=-1, descending=True, stable=True)
+        mass = torch.softmax(values, dim=-1)
+    if sampling.top_p < 1.0:
+        before = mass.cumsum(dim=-1) - mass
+        mass = mass.masked_fill(before >= sampling.top_p, 0.0)
+    cumulative = mass.double().cumsum(dim=-1)
+    target = uniform.to(cumulative) * cumulative[:, -1]
+    choice = torch.searchsorted(cumulative, target[:, None], right=True)
+    choice = choice.clamp(max=mass.shape[-1] - 1)
+    return (choice if order is None else order.gather(-1, choice))[:, 0]

@@ -1,0 +1,166 @@
+"""Handles of the engine: a parked sequence, a fork that is being decoded, a finished fork."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from kvrescue.detectors.bank import DetectorBank
+from kvrescue.detectors.base import Detector, TokenEvent
+from kvrescue.engine.sampler import uniforms
+from kvrescue.engine.slots import KVBlock
+from kvrescue.engine.text import StepText, TokenText
+from kvrescue.policies.base import Sampling
+from kvrescue.types import StopReason, Verdict
+
+__all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe"]
+
+
+@dataclass(slots=True)
+class Audit:
+    """Eviction counters of one sequence; a fork starts from a copy of its parent's."""
+
+    evictions: int = 0
+    dropped: int = 0
+    peak: int = 0
+
+    def note(self, length: int, dropped: int) -> None:
+        """Record the state after an operation that left `length` entries."""
+        self.evictions += dropped > 0
+        self.dropped += dropped
+        self.peak = max(self.peak, length)
+
+    def copy(self) -> Audit:
+        return Audit(self.evictions, self.dropped, self.peak)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFork:
+    """Cache of a finished fork, without its last token (which was sampled, not yet fed)."""
+
+    block: KVBlock
+    index: int
+    length: int
+    logical: int
+    audit: Audit
+
+
+@dataclass(eq=False, slots=True)
+class ParkedSequence:
+    """A trajectory's persistent state: one parked row and the logits that follow it."""
+
+    row: int
+    prompt_tokens: int
+    logits: Tensor | None = None
+    """[vocab] float32 after the last fed token; None for engines without an LM head."""
+    audit: Audit = field(default_factory=Audit)
+    forks: dict[int, HeldFork] = field(default_factory=dict)
+    """Finished forks by candidate index, until the next commit or proposal."""
+    closed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Extension:
+    """Feed `tokens` to a parked sequence (open, commit)."""
+
+    sequence: ParkedSequence
+    tokens: Sequence[int]
+    done: asyncio.Future[None]
+
+
+@dataclass(eq=False, slots=True)
+class Probe:
+    """Feed each of `continuations` to its own temporary fork of a parked sequence.
+
+    `done` resolves to hidden states after the last token [n, hidden] or, with `logprobs`, to one
+    [len] tensor per continuation: log-probabilities of its tokens.
+    """
+
+    sequence: ParkedSequence
+    continuations: Sequence[Sequence[int]]
+    logprobs: bool
+    keep: bool
+    done: asyncio.Future[list[Tensor]]
+
+
+class Draft:
+    """A candidate being decoded."""
+
+    def __init__(
+        self,
+        group: Group,
+        index: int,
+        seed: int,
+        pieces: TokenText,
+        eos: frozenset[int],
+        carry: str,
+    ) -> None:
+        self.group = group
+        self.index = index
+        self.seed = seed
+        self.uniform = uniforms(seed, group.cap)
+        self.token_ids: list[int] = []
+        self.entropies: list[float] = []
+        self.text = StepText(pieces, group.sampling.separator, carry)
+        self.bank = DetectorBank(group.detectors)
+        self.verdict: Verdict | None = None
+        self.stop: StopReason | None = None
+        self.audit = group.sequence.audit.copy()
+        self.fork_length = 0
+        self.evicted = False
+        self._eos = eos
+
+    def push(self, token_id: int, entropy: float) -> StopReason | None:
+        """Append a sampled token; detectors read it before any other reason to stop.
+
+        A token that completes the step is screened, too: a loop may end in a separator.
+        """
+        self.token_ids.append(token_id)
+        self.entropies.append(entropy)
+        is_eos = token_id in self._eos
+        new, boundary = ("", False) if is_eos else self.text.push(token_id)
+        if not is_eos:
+            self.verdict = self.bank.update(TokenEvent(token_id, new, entropy))
+        if self.verdict is not None:
+            self.stop = StopReason.ABORTED
+        elif is_eos:
+            self.stop = StopReason.EOS
+        elif boundary:
+            self.stop = StopReason.SEPARATOR
+        elif len(self.token_ids) >= self.group.cap:
+            self.stop = self.group.cap_reason
+        return self.stop
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The candidates of one proposal; resolves when all have ended."""
+
+    sequence: ParkedSequence
+    sampling: Sampling
+    detectors: Sequence[Detector]
+    cap: int
+    cap_reason: StopReason
+    done: asyncio.Future[list[Draft]]
+    waiting: list[Draft] = field(default_factory=list)
+    finished: list[Draft] = field(default_factory=list)
+    size: int = 0
+
+    def close(self, draft: Draft) -> None:
+        """Count a finished draft; the last one resolves the proposal."""
+        self.finished.append(draft)
+        if len(self.finished) == self.size and not self.done.done():
+            self.done.set_result(sorted(self.finished, key=lambda d: d.index))
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [rows, longest] padded with 0, and the counts [rows]."""
+    counts = np.array([len(r) for r in rows], dtype=np.int64)
+    tokens = np.zeros((len(rows), max(1, int(counts.max(initial=0)))), dtype=np.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return tokens, counts

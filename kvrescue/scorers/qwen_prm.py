@@ -1,0 +1,171 @@
+"""QwenPRM: a process reward model with the head of Qwen2.5-Math-PRM, loaded natively.
+
+Backbone plus a head read at one token per step; score = softmax probability of label 1
+("correct"). Two conventions for that token:
+
+- ``step_tag`` (the model card): prompt through the chat template, every step followed by
+  ``<extra_0>``, the score read there. What the published 7B and 72B PRMs were trained for.
+- ``separator`` (the paper's appendix, and PRMs trained with TRL): question, then the steps, each
+  followed by "\\n\\n", the score read at the last token.
+
+The prefix of a trajectory stays in the cache: scoring costs the candidates' tokens, and the
+committed step is adopted from its candidate's fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from kvrescue.engine.engine import Engine
+from kvrescue.engine.loading import (
+    default_device,
+    default_dtype,
+    load_backbone,
+    load_tokenizer,
+    resolve,
+)
+from kvrescue.engine.prompt import render_prompt
+from kvrescue.engine.sequence import ParkedSequence
+from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
+from kvrescue.scorers.base import Scorer
+from kvrescue.types import SEPARATOR, Candidate, Context
+
+__all__ = ["QwenPRM"]
+
+Convention = Literal["step_tag", "separator"]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the PRM holds of one trajectory."""
+
+    sequence: ParkedSequence
+    steps: int = 0
+    probed: dict[tuple[int, ...], int] | None = None
+    """Token ids of the last scored candidates -> index of their held fork."""
+
+
+class QwenPRM(Scorer):
+    """Scores candidate steps with a process reward model.
+
+    `model`: see `kvrescue.engine.loading`; the state dict holds `model.*` and either
+    `score.0.*`, `score.2.*` (linear, ReLU, linear to 2 labels) or `score.*` (one linear layer to
+    2 labels). Raises ModelLoadError for any other head.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        convention: Convention = "step_tag",
+        step_tag: str = "<extra_0>",
+        system: str | None = "Please reason step by step, and put your final answer within \\boxed{}.",
+        max_context: int | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+    ) -> None:
+        if convention not in ("step_tag", "separator"):
+            raise ConfigError(f"convention = {convention!r}: use 'step_tag' or 'separator'")
+        checkpoint = resolve(model)
+        self.tokenizer, _ = load_tokenizer(checkpoint)
+        self.convention, self.system = convention, system
+        self._tag: list[int] = []
+        if convention == "step_tag":
+            self._tag = list(self.tokenizer.encode(step_tag, add_special_tokens=False))
+            if len(self._tag) != 1:
+                raise ModelLoadError(
+                    f"model = {model!r}: step tag {step_tag!r} is {len(self._tag)} tokens in its "
+                    "tokenizer, not one; use the PRM's own tokenizer or convention = 'separator'"
+                )
+        where = default_device(device)
+        adapter, self.head = load_backbone(
+            checkpoint,
+            reward_head,
+            head_prefix="score.",
+            device=where,
+            dtype=default_dtype(dtype, where),
+            max_context=max_context,
+        )
+        self.max_context = adapter.max_context
+        self.engine = Engine(adapter)
+        self._sessions: dict[int, _Session] = {}
+
+    def prefix_ids(self, question: str) -> list[int]:
+        """Tokens before the first step."""
+        if self.convention == "separator":
+            return list(self.tokenizer.encode(question + SEPARATOR, add_special_tokens=False))
+        template = "chat" if self.tokenizer.chat_template else "raw"
+        return render_prompt(self.tokenizer, question, self.system, template)
+
+    def step_ids(self, text: str) -> list[int]:
+        """Tokens of one step; the score is read at the last one."""
+        body = text.strip() if self.convention == "step_tag" else text.rstrip("\n") + SEPARATOR
+        return list(self.tokenizer.encode(body, add_special_tokens=False)) + self._tag
+
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        if not candidates:
+            return []
+        session = await self._session(context)
+        texts = [tuple(self.step_ids(c.text)) for c in candidates]
+        unique = list(dict.fromkeys(texts))
+        used = self.engine.stats(session.sequence).logical_length
+        longest = max(map(len, unique))
+        if used + longest > self.max_context:
+            raise ScorerError(
+                f"the PRM's context of {self.max_context} tokens is full ({used} used, a candidate "
+                f"needs {longest}); lower limits.max_context of the run"
+            )
+        hidden = await self.engine.probe(session.sequence, unique, keep=True)
+        session.probed = {ids: i for i, ids in enumerate(unique)}
+        value = dict(zip(unique, self._positive(torch.stack(hidden)), strict=True))
+        return [value[ids] for ids in texts]
+
+    @torch.no_grad()
+    def _positive(self, hidden: Tensor) -> list[float]:
+        """Softmax probability of label 1 from hidden states [n, hidden], in float32."""
+        logits: Tensor = self.head(hidden.float())
+        scores: list[float] = logits.softmax(dim=-1)[:, 1].tolist()
+        return scores
+
+    async def _session(self, context: Context) -> _Session:
+        """The trajectory's session, advanced to all committed steps."""
+        session = self._sessions.get(context.trajectory)
+        if session is None:
+            prefix = self.prefix_ids(context.question.text)
+            if len(prefix) >= self.max_context:
+                raise InputError(
+                    f"question {context.question.id!r} takes {len(prefix)} tokens of the PRM's "
+                    f"context of {self.max_context}; shorten it"
+                )
+            session = _Session(await self.engine.open(prefix))
+            self._sessions[context.trajectory] = session
+        behind = [self.step_ids(s.text) for s in context.steps[session.steps :]]
+        if behind and session.probed:
+            fork = session.probed.get(tuple(behind[0]))
+            if fork is not None:
+                self.engine.adopt(session.sequence, fork)
+                behind.pop(0)
+        session.probed = None
+        if tokens := [t for step in behind for t in step]:
+            await self.engine.extend(session.sequence, tokens)
+        session.steps = len(context.steps)
+        return session
+
+    async def release(self, context: Context) -> None:
+        session = self._sessions.pop(context.trajectory, None)
+        if session is not None:
+            self.engine.close(session.sequence)
+
+
+def reward_head(names: set[str], config: PretrainedConfig) -> nn.Module:
+    """The head module for the parameters found under `score.`; two labels, always."""
+    hidden = int(config.hidden_size)
+    if "weight" in names:
+        return nn.Linear(hidden, 2, bias="bias" in names)
+    return nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
