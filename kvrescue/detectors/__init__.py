@@ -1,1 +1,22 @@
+"""Detectors read a candidate token by token while it is generated and may end it.
 
+A detector sees one candidate from its first token. A trajectory that repeats itself *across*
+steps, each of them short and harmless alone, is invisible to all of them.
+"""
+
+from kvrescue.detectors.bank import DetectorBank
+from kvrescue.detectors.base import Detector, DetectorState, Source, TokenEvent
+from kvrescue.detectors.entropy import EntropyDetector
+from kvrescue.detectors.gzip import GzipDetector
+from kvrescue.detectors.ngram import NgramDetector
+
+__all__ = [
+    "Detector",
+    "DetectorBank",
+    "DetectorState",
+    "EntropyDetector",
+    "GzipDetector",
+    "NgramDetector",
+    "Source",
+    "TokenEvent",
+]

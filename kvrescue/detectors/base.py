@@ -61,5 +61,5 @@ class Detector(BaseModel, abc.ABC):
     @abc.abstractmethod
     def start(self) -> DetectorState: ...
 
-    def check(self, source: Source) -> None:  # noqa: B027 - optional hook
+    def check(self, source: Source) -> None:  # optional hook
         """Raise `DetectorError` when this detector can never fire on `source`."""
