@@ -1,0 +1,1 @@
+"""Train the tiny trio (base, helper, PRM) from scratch: `python -m scripts.train_tiny --help`."""
