@@ -1,0 +1,220 @@
+"""Configuration: a YAML file or preset in, checked options out, and back to YAML in full.
+
+Every component section is `{kind: NAME, **options}`; kinds are found in the plugin registry and
+options are the fields of the component's own model. A fault names its path and the nearest valid
+name, and all faults are told at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvrescue import plugins as plugin_layer
+from kvrescue import presets
+from kvrescue.detectors.base import Detector
+from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
+from kvrescue.overrides import apply_overrides
+from kvrescue.plugins import Plugins
+from kvrescue.policies.base import PolicySpec, Sampling
+from kvrescue.registry import CONFIG_ERROR, UNKNOWN_NAME, component, validate
+from kvrescue.rules import Limits, OnError, WhenAllFlagged
+from kvrescue.scorers.base import ScorerSpec
+
+__all__ = [
+    "ConfigSource",
+    "ProposerConfig",
+    "RescueConfig",
+    "config_hash",
+    "load_config",
+    "resolved_yaml",
+]
+
+_SECTION = ConfigDict(frozen=True, extra="forbid")
+
+_NO_EFFECT_ON_RESULTS: Final = ("plugins", "concurrency")
+
+
+class ProposerConfig(BaseModel):
+    """One proposer: `{policy: {kind: ...}, candidates: N, detectors: [{kind: ...}, ...]}`."""
+
+    model_config = _SECTION
+
+    policy: Annotated[PolicySpec, component("policy")]
+    candidates: int = Field(default=1, ge=1)
+    """N: candidates per step."""
+    detectors: tuple[Annotated[Detector, component("detector")], ...] = ()
+    """What screens its candidates; none means that they are never aborted."""
+
+
+class RescueConfig(BaseModel):
+    """Everything that makes a run."""
+
+    model_config = _SECTION
+
+    plugins: tuple[str, ...] = ()
+    """Modules or Python files to load first; relative paths start at the file's folder."""
+    proposers: dict[str, ProposerConfig] = Field(min_length=1)
+    """By name; their order breaks ties between equal scores."""
+    scorer: Annotated[ScorerSpec, component("scorer")]
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    seed: int = 0
+    stop_at_answer: bool = False
+    """End at the first committed step with a closed `\\boxed{...}`."""
+    when_all_flagged: WhenAllFlagged = "stop"
+    on_scorer_error: OnError = "raise"
+    on_policy_error: OnError = "raise"
+    concurrency: int = Field(default=32, ge=1)
+    """Problems in flight at once."""
+
+
+ConfigSource: TypeAlias = RescueConfig | Mapping[str, Any] | str | PathLike[str]
+"""A configuration, its data, the path of a YAML file, or the name of a preset."""
+
+
+def load_config(
+    source: ConfigSource, overrides: Iterable[str] = (), *, plugins: Plugins | None = None
+) -> RescueConfig:
+    """Read and check a configuration.
+
+    Args:
+        source: a preset's name, the path of a YAML file, the data itself, or a configuration.
+        overrides: assignments such as "proposers.base.policy.evictor.budget=32"; the value is
+            YAML, and a component of a list is reached by its position or its kind.
+        plugins: where component kinds are looked up and `plugins:` is loaded to (default: the
+            process's own).
+
+    Raises:
+        UnknownNameError: an unknown preset, kind or field.
+        ConfigError: the file cannot be read, or a value is wrong.
+        PluginError: a listed plugin cannot be loaded.
+    """
+    known = plugins if plugins is not None else plugin_layer.default()
+    data, folder = _read(source)
+    data = apply_overrides(data, overrides)
+    listed = data.get("plugins", ())
+    if isinstance(listed, list | tuple) and all(isinstance(spec, str) for spec in listed):
+        # Absolute, so that the resolved configuration loads from any folder.
+        data["plugins"] = [_absolute(spec, folder) for spec in listed]
+        known.load(data["plugins"], "config")
+    with known.registry.active():
+        try:
+            return cast("RescueConfig", validate(RescueConfig, data))
+        except ValidationError as error:
+            raise _typed(error) from None
+
+
+def resolved_yaml(config: RescueConfig) -> str:
+    """The whole configuration, defaults included; `load_config` reads back an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+def config_hash(config: RescueConfig) -> str:
+    """16 hex digits that change with every option that may change a result.
+
+    `concurrency` and the list of plugins do not count; the options of plugin components do.
+    """
+    data = config.model_dump(mode="json", exclude=set(_NO_EFFECT_ON_RESULTS))
+    # The order of proposers breaks ties, so it is part of the content.
+    text = json.dumps([data, list(data["proposers"])], sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
+    """The data of a source, and the folder that its relative paths start at."""
+    if isinstance(source, RescueConfig):
+        return source.model_dump(mode="json"), Path.cwd()
+    if isinstance(source, Mapping):
+        return _plain_copy(source), Path.cwd()
+    if isinstance(source, str) and not _looks_like_path(source):
+        return _parse(presets.read(source), f"preset {source!r}"), Path.cwd()
+    path = Path(source).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    return _parse(text, str(path)), path.resolve().parent
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.endswith((".yaml", ".yml")) or "/" in source or Path(source).is_file()
+
+
+def _absolute(spec: str, folder: Path) -> str:
+    if not plugin_layer.is_path(spec):
+        return spec
+    return str((folder / Path(spec).expanduser()).resolve())
+
+
+def _plain_copy(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings and lists copied, so that overrides never change the caller's data."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: copy(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [copy(item) for item in value]
+        return value
+
+    return {str(key): copy(value) for key, value in data.items()}
+
+
+# -- YAML -------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading that refuses a key given twice instead of dropping the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{name}{where}: {error.problem or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name}: should be a mapping with `proposers:` and `scorer:`")
+    return _plain_copy(data)
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+def _typed(error: ValidationError) -> ConfigError:
+    """All faults in one error, one line each: path, reason, value."""
+    faults = error.errors(include_url=False)
+    lines = []
+    for fault in faults:
+        path = ".".join(str(part) for part in fault["loc"]) or "configuration"
+        reason = fault["msg"][:1].lower() + fault["msg"][1:]
+        shows_value = fault["type"] not in (UNKNOWN_NAME, CONFIG_ERROR, "missing")
+        lines.append(f"{path}: {reason}" + (f", not {fault['input']!r:.80}" * shows_value))
+    text = "\n".join(lines)
+    if all(fault["type"] == UNKNOWN_NAME for fault in faults):
+        return UnknownNameError(text)
+    if all(fault.get("ctx", {}).get("error") == DetectorError.__name__ for fault in faults):
+        return DetectorError(text)
+    return ConfigError(text)

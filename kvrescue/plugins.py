@@ -1,0 +1,385 @@
+"""Plugins without entry points: who adds which components, and who watches.
+
+A plugin comes from four places: `kvrescue.register(...)` in the process, `plugins:` in a
+configuration file, the environment variable `KVRESCUE_PLUGINS`, and an explicit list (`--plugin`).
+Built-ins come first, through the same hooks. A hook that does not exist is an error at once, never
+a function that is silently not called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal, TypeAlias
+
+import pluggy
+from pydantic import BaseModel
+
+from kvrescue import builtins, hookspecs
+from kvrescue.detectors.base import Detector
+from kvrescue.errors import KVRescueError, PluginError, nearest
+from kvrescue.events import CandidateFinished, Event, StepCommitted, TrajectoryFinished
+from kvrescue.evictors.base import Evictor
+from kvrescue.policies.base import PolicySpec
+from kvrescue.registry import KINDS, Kind, Registry
+from kvrescue.scorers.base import ScorerSpec
+
+__all__ = ["ENVIRONMENT", "Origin", "PluginInfo", "Plugins", "default", "register"]
+
+ENVIRONMENT: Final = "KVRESCUE_PLUGINS"
+
+Origin: TypeAlias = Literal["builtin", "registered", "config", "environment", "explicit"]
+
+_PREFIX: Final = "kvrescue_"
+_BASES: Final[dict[Kind, type[BaseModel]]] = {
+    "policy": PolicySpec,
+    "evictor": Evictor,
+    "detector": Detector,
+    "scorer": ScorerSpec,
+}
+_REGISTER_HOOKS: Final[dict[str, Kind]] = {
+    "kvrescue_register_policies": "policy",
+    "kvrescue_register_evictors": "evictor",
+    "kvrescue_register_detectors": "detector",
+    "kvrescue_register_scorers": "scorer",
+}
+_OBSERVER_HOOKS: Final[dict[type[Any], str]] = {
+    CandidateFinished: "kvrescue_candidate_finished",
+    StepCommitted: "kvrescue_step_committed",
+    TrajectoryFinished: "kvrescue_trajectory_finished",
+}
+_HOOKS: Final = (*_REGISTER_HOOKS, *_OBSERVER_HOOKS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """What a plugin is and does."""
+
+    name: str
+    origin: Origin
+    hooks: tuple[str, ...]
+    components: dict[Kind, tuple[str, ...]]
+    """Names it registered, by kind; kinds it adds nothing to are left out."""
+
+
+@hookspecs.hookimpl
+def _unmarked() -> None:
+    """Carries the default options of a hook without `@hookimpl`."""
+
+
+class _Manager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """A function named exactly like a hook is meant as one, marked or not."""
+        options = super().parse_hookimpl_opts(plugin, name)
+        if options is None and name in _HOOKS and _is_function(plugin, name):
+            options = super().parse_hookimpl_opts(sys.modules[__name__], _unmarked.__name__)
+        return options
+
+
+class Plugins:
+    """A set of plugins with the registry they fill.
+
+    The process has one default set (`default()`); tests and embedders make their own.
+    """
+
+    def __init__(self) -> None:
+        self.registry = Registry(_BASES)
+        self._manager = _Manager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: dict[str, object] = {}
+        self._origins: dict[str, Origin] = {}
+        self._lock = threading.RLock()
+        self._add(builtins, "builtins", "builtin")
+
+    def register(self, plugin: object, name: str | None = None) -> str:
+        """Add a plugin of this process: a module, an object with hooks, or a component class.
+
+        A component class (an evictor, detector, policy spec or scorer spec) is registered under
+        its `kind`. Registering the same object again changes nothing.
+
+        Returns:
+            The plugin's name.
+
+        Raises:
+            PluginError: a hook does not exist or fails, or a name is taken.
+        """
+        with self._lock:
+            if isinstance(plugin, type):
+                plugin = self._component_plugin(plugin)
+            return self._add(plugin, name or self._free_name(plugin), "registered")
+
+    def unregister(self, name: str) -> None:
+        """Remove a plugin and every name it registered.
+
+        Raises:
+            PluginError: there is no such plugin.
+        """
+        with self._lock:
+            if name not in self._origins:
+                raise PluginError(f"no plugin {name!r}{nearest(name, self._origins)}")
+            self._manager.unregister(name=name)
+            self.registry.remove_plugin(name)
+            del self._origins[name], self._plugins[name]
+
+    def load(
+        self, specs: Iterable[str], origin: Origin = "explicit", folder: Path | None = None
+    ) -> None:
+        """Import plugins and add them; those already here are left alone.
+
+        Args:
+            specs: dotted module names, or paths of Python files ("./my_detector.py").
+            origin: where the list comes from.
+            folder: what relative paths are relative to (default: the working directory).
+
+        Raises:
+            PluginError: a plugin cannot be imported or added; the cause is kept.
+        """
+        for spec in specs:
+            with self._lock:
+                if is_path(spec):
+                    path = ((folder or Path.cwd()) / Path(spec).expanduser()).resolve()
+                    if str(path) not in self._origins:
+                        self._add(_import_file(path), str(path), origin)
+                elif spec not in self._origins:
+                    self._add(_import_module(spec), spec, origin)
+
+    def load_environment(self) -> None:
+        """Add the plugins that `KVRESCUE_PLUGINS` lists, separated by commas."""
+        listed = os.environ.get(ENVIRONMENT, "").split(",")
+        self.load([spec.strip() for spec in listed if spec.strip()], "environment")
+
+    def describe(self) -> list[PluginInfo]:
+        """Every plugin, in the order of loading."""
+        entries = self.registry.entries()
+        return [
+            PluginInfo(
+                name=name,
+                origin=origin,
+                hooks=tuple(hook for hook in _HOOKS if self._implementations(hook, name)),
+                components={
+                    kind: names
+                    for kind in KINDS
+                    if (
+                        names := tuple(
+                            entry.name
+                            for entry in entries
+                            if entry.plugin == name and entry.kind == kind
+                        )
+                    )
+                },
+            )
+            for name, origin in self._origins.items()
+        ]
+
+    def observer(self) -> Callable[[Event], None]:
+        """A callable that passes events on to the observer hooks of the plugins present now.
+
+        Raises (when called):
+            PluginError: an observer failed; the message names its plugin.
+        """
+        implementations = {
+            event: [
+                (name, implementation)
+                for name in self._origins
+                for implementation in self._implementations(hook, name)
+            ]
+            for event, hook in _OBSERVER_HOOKS.items()
+        }
+
+        def observe(event: Event) -> None:
+            for name, implementation in implementations.get(type(event), ()):
+                _call(implementation, name, event=event)
+
+        return observe
+
+    def _add(self, plugin: object, name: str, origin: Origin) -> str:
+        for known, other in self._plugins.items():
+            if other is plugin:
+                return known
+        if name in self._origins:
+            raise PluginError(
+                f"a plugin named {name!r} is registered already: pass another name=..."
+            )
+        _check_hooks(plugin, name)
+        try:
+            self._manager.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin {name!r} cannot be registered: {error}") from error
+        self._origins[name], self._plugins[name] = origin, plugin
+        try:
+            for hook, kind in _REGISTER_HOOKS.items():
+                for implementation in self._implementations(hook, name):
+                    register = partial(self._register_component, kind, name)
+                    _call(implementation, name, register=register)
+        except PluginError:
+            self.unregister(name)
+            raise
+        return name
+
+    def _register_component(
+        self, kind: Kind, plugin: str, name: str, component: type[BaseModel] | str
+    ) -> None:
+        self.registry.add(kind, name, component, plugin)
+
+    def _implementations(self, hook: str, name: str) -> list[pluggy.HookImpl]:
+        """What one plugin does for one hook. Plugins are called one by one, so that the one that
+        fails can be named."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        return [found for found in caller.get_hookimpls() if found.plugin_name == name]
+
+    def _component_plugin(self, component: type) -> _ComponentPlugin:
+        for plugin in self._plugins.values():
+            if isinstance(plugin, _ComponentPlugin) and plugin.component is component:
+                return plugin
+        return _ComponentPlugin(component)
+
+    def _free_name(self, plugin: object) -> str:
+        name = wanted = _name_of(plugin)
+        count = 1
+        while self._plugins.get(name, plugin) is not plugin:
+            count += 1
+            name = f"{wanted}#{count}"
+        return name
+
+
+def _call(implementation: pluggy.HookImpl, plugin: str, **arguments: object) -> None:
+    try:
+        implementation.function(*(arguments[name] for name in implementation.argnames))
+    except PluginError:
+        raise
+    except Exception as error:
+        hook = implementation.opts.get("specname") or implementation.function.__name__
+        raise PluginError(
+            f"plugin {plugin!r} failed in {hook}: {type(error).__name__}: {error}"
+        ) from error
+
+
+class _ComponentPlugin:
+    """A component class that was registered by itself."""
+
+    def __init__(self, component: type) -> None:
+        for hook, kind in _REGISTER_HOOKS.items():
+            if issubclass(component, _BASES[kind]):
+                self.component = component
+                setattr(self, hook, self._register)
+                return
+        bases = ", ".join(base.__qualname__ for base in _BASES.values())
+        raise PluginError(
+            f"{component.__qualname__} is a class but no component ({bases}): register an instance "
+            "of it, or its module"
+        )
+
+    def _register(self, register: hookspecs.Register) -> None:
+        kind = getattr(self.component, "kind", "")
+        register(kind or self.component.__name__.lower(), self.component)
+
+
+def _is_function(plugin: object, name: str) -> bool:
+    """Whether an attribute is something that can be a hook, and not an imported specification."""
+    found = inspect.getattr_static(plugin, name, None)
+    function = getattr(found, "__func__", found)
+    return inspect.isfunction(function) and not hasattr(function, f"{hookspecs.PROJECT}_spec")
+
+
+def _check_hooks(plugin: object, name: str) -> None:
+    """Raise unless every function that looks like a hook is one, and there is at least one."""
+    found = []
+    for attribute in dir(plugin):
+        if not _is_function(plugin, attribute):
+            continue
+        function = inspect.getattr_static(plugin, attribute)
+        options = getattr(
+            getattr(function, "__func__", function), f"{hookspecs.PROJECT}_impl", None
+        )
+        if options is None and not attribute.startswith(_PREFIX):
+            continue
+        hook = (options or {}).get("specname") or attribute
+        if hook not in _HOOKS:
+            raise PluginError(f"plugin {name!r}: there is no hook {hook!r}{nearest(hook, _HOOKS)}")
+        found.append(hook)
+    if not found:
+        raise PluginError(f"plugin {name!r} implements no hook; hooks: {', '.join(_HOOKS)}")
+
+
+def _name_of(plugin: object) -> str:
+    if isinstance(plugin, ModuleType):
+        return plugin.__name__
+    if isinstance(plugin, _ComponentPlugin):
+        return f"{plugin.component.__module__}.{plugin.component.__qualname__}"
+    return f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+
+
+def is_path(spec: str) -> bool:
+    """Whether a plugin is given as a Python file rather than as a module's name."""
+    return spec.endswith(".py") or "/" in spec or os.sep in spec
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            hint = f" (for a file, give its path: ./{name.replace('.', '/')}.py)"
+        raise _import_error(name, error, hint) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise PluginError(f"plugin {str(path)!r}: there is no such file")
+    # One name per path: two plugins of one file name in different folders stay apart.
+    digest = hashlib.blake2b(str(path).encode(errors="surrogateescape"), digest_size=4).hexdigest()
+    name = f"kvrescue_plugin_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin {str(path)!r} is not a Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_error(str(path), error) from error
+    return module
+
+
+def _import_error(name: str, error: BaseException, hint: str = "") -> PluginError:
+    reason = str(error) if isinstance(error, KVRescueError) else f"{type(error).__name__}: {error}"
+    return PluginError(f"plugin {name!r} cannot be imported: {reason}{hint}")
+
+
+# -- the process's own set --------------------------------------------------------------------
+
+_default: Plugins | None = None
+_default_lock = threading.RLock()  # a plugin that is being imported may register another one
+
+
+def default() -> Plugins:
+    """The process's plugins: built-ins, `KVRESCUE_PLUGINS`, and what was registered since."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = Plugins()
+            try:
+                _default.load_environment()
+            except BaseException:
+                _default = None  # so that the next call fails the same way
+                raise
+        return _default
+
+
+def register(plugin: object, name: str | None = None) -> str:
+    """Add a plugin to the process's own set; see `Plugins.register`."""
+    return default().register(plugin, name)
