@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "DependencyError",
     "DetectorError",
+    "EvictorError",
     "InputError",
     "KVRescueError",
     "ModelLoadError",
@@ -107,3 +108,9 @@ class CapacityError(KVRescueError):
     """More rows or tokens were asked for than the engine may hold."""
 
     exit_code = 11
+
+
+class EvictorError(KVRescueError):
+    """An evictor got a malformed `KVSlice` or returned scores of the wrong shape or value."""
+
+    exit_code = 12

@@ -3,15 +3,19 @@
 The kept set per layer and KV head is: the protected prefix (the prompt, when `protect_prompt`),
 the `budget` best-scored entries of the middle, and the `window` most recent ones. Protection is
 by partition, never by score, so no tie or extreme score can evict a protected entry.
+
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from kvrescue.errors import EvictorError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +59,9 @@ class Evictor(BaseModel, abc.ABC):
     needs_attention: ClassVar[bool] = False
     """Set when `score` reads `KVSlice.attention`: the engine then accumulates it per entry."""
     needs_values: ClassVar[bool] = False
+    """Set when `score` reads `KVSlice.values`."""
+    bounded: ClassVar[bool] = True
+    """False when the evictor keeps everything, so that B' bounds nothing (`NoEviction`)."""
 
     budget: int = Field(gt=0)
     """B: score-selected entries per layer and KV head."""
@@ -72,15 +79,46 @@ class Evictor(BaseModel, abc.ABC):
         """B' = B + w."""
         return self.budget + self.window
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that overrides `select`: protection and order are proved there once."""
+        super().__init_subclass__(**kwargs)
+        if "select" in cls.__dict__:
+            raise EvictorError(
+                f"{cls.__name__} overrides Evictor.select, which is final; implement `score` only"
+            )
+
     @abc.abstractmethod
     def score(self, kv: KVSlice) -> Tensor:
         """Keep-priority of every entry.
 
         `kv` is dense here: every row has the same length, queries and prefix (the base class
-        groups rows), so implementations never see padding. Returns float32
-        [rows, kv_heads, length]; higher stays; values at protected entries are ignored.
+        groups rows), so implementations never see padding: `lengths` and `query_counts` are
+        None. `select` calls it only with more than prefix + `budget` + `window` entries.
+
+        Returns [rows, kv_heads, length] in a floating dtype (float32 is the contract of the
+        built-in methods); higher stays. Values at protected entries are ignored; all others must
+        be finite: use a large negative number, not -inf, for "drop this first".
         """
 
+    @final
     def select(self, kv: KVSlice) -> Tensor:
-        """Kept indices [rows, kv_heads, kept] in temporal order; see the package docs."""
-        raise NotImplementedError
+        """Indices of the entries that stay, in temporal order.
+
+        Per row and KV head: the first `kv.prefix` entries, the `budget` best-scored of the
+        middle, and the `window` newest. Of equal scores the earlier entry stays. A row of at most
+        prefix + `bound` entries keeps everything and is not scored.
+
+        Returns int64 [rows, kv_heads, kept] on the device of `kv.keys`; kept is the largest
+        count over the rows, and a row that keeps fewer is padded at the end with -1 (this
+        happens only when rows differ in `lengths` or `prefix`).
+
+        `lengths`, `prefix` and `query_counts` are read on the host: leave them None when all rows
+        are equal (one dense call, one device synchronisation), or give them as CPU tensors.
+
+        Raises `EvictorError` for a malformed slice (rank, head counts, no queries, lengths out of
+        range, non-finite data that reached the scores) and for scores of the wrong shape or that
+        are not finite.
+        """
+        from kvrescue.evictors._select import select
+
+        return select(self, kv)
