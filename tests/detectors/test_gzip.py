@@ -4,6 +4,7 @@ import codecs
 import gzip
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,13 @@ def test_small_memory_gives_the_bytes_of_gzip_level_9(block: bytes, size: int) -
 def test_the_memory_fits_at_its_edges(size: int) -> None:
     data = bytes((n * n * 31 + n // 7) % 251 for n in range(size))
     assert len(gzip_bytes(data)) == len(gzip.compress(data, 9, mtime=0))
+
+
+def test_a_repeat_at_the_far_end_of_the_text_is_still_in_reach() -> None:
+    noise = bytes(byte % 64 for byte in random.Random(2).randbytes(1807))
+    data = noise + noise[:40]
+    assert len(gzip_bytes(data)) == len(gzip.compress(data, 9, mtime=0))
+    assert len(gzip_bytes(data)) < len(gzip_bytes(noise)) + 20
 
 
 def test_the_window_is_evaluated_once_full_and_then_on_the_grid() -> None:
@@ -124,8 +132,8 @@ def test_half_a_surrogate_pair_is_no_error() -> None:
 
 
 def test_a_window_that_cannot_fill_is_refused() -> None:
-    with pytest.raises(DetectorError, match="640 characters"):
-        GzipDetector().check(Source(151_936, max_step_tokens=10))
+    with pytest.raises(DetectorError, match="768 characters"):
+        GzipDetector().check(Source(151_936, max_step_tokens=12))
     GzipDetector().check(Source(151_936, max_step_tokens=13))
 
 
@@ -136,6 +144,14 @@ def test_a_threshold_below_the_compressors_floor_is_refused(window: int, thresho
     with pytest.raises(DetectorError, match=f"{floor:.4f}"):
         detector.check(QWEN)
     assert read(detector, stream("x" * 3 * window)) is None
+
+
+def test_the_compressors_floor_itself_is_out_of_reach() -> None:
+    lowest = GzipDetector().lowest_ratio
+    with pytest.raises(DetectorError, match="undercut"):
+        GzipDetector(threshold=lowest).check(QWEN)
+    GzipDetector(threshold=lowest + 1e-9).check(QWEN)
+    assert read(GzipDetector(threshold=lowest + 1e-9), stream("x" * 800)) is not None
 
 
 @given(st.text("abc 0{}\\", min_size=1, max_size=8), st.integers(1, 900))

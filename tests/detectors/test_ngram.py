@@ -111,6 +111,10 @@ def test_a_span_beyond_the_step_is_refused(options: dict[str, int], tokens: int)
         NgramDetector.model_validate(options).check(QWEN)
 
 
+def test_the_last_token_of_a_step_is_soon_enough() -> None:
+    NgramDetector(min_span=512).check(QWEN)
+
+
 def test_the_defaults_fit_the_papers_step_and_reach_every_period_in_it() -> None:
     detector = NgramDetector()
     detector.check(QWEN)
