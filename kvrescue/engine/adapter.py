@@ -41,6 +41,7 @@ class ForwardBatch:
     stop: int = field(init=False)
     slots: Tensor = field(init=False)
     positions: Tensor = field(init=False)
+    _ring: tuple[Tensor, Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         store, device = self.store, self.store.shape.device
@@ -74,11 +75,12 @@ class ForwardBatch:
         token = recent[row, column]
         slot = (store.logical[rows][row] + token) % ring
         device = store.shape.device
-        return tuple(torch.from_numpy(x).to(device) for x in (row, token, slot))  # type: ignore[return-value]
+        row_, token_, slot_ = (torch.from_numpy(x).to(device) for x in (row, token, slot))
+        return row_, token_, slot_
 
-    _ring: tuple[Tensor, Tensor, Tensor] | None = field(init=False, default=None)
-
-    def record(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def record(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Write the new entries of a layer; returns its keys and values up to `stop`."""
         store, rows = self.store, len(self.counts)
         keys, values = store.keys[:rows, layer], store.values[:rows, layer]
@@ -106,11 +108,10 @@ def slot_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     slots: ForwardBatch | None = None,
-    **kwargs: Any,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over a store; shapes [rows, heads, width, head_dim].
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,7 +39,18 @@ from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.text import TokenText
 from kvrescue.errors import DependencyError, ModelLoadError
 
-__all__ = ["Checkpoint", "load_backbone", "load_causal_lm", "resolve"]
+__all__ = [
+    "Checkpoint",
+    "DType",
+    "default_device",
+    "default_dtype",
+    "load_backbone",
+    "load_causal_lm",
+    "load_tokenizer",
+    "resolve",
+]
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TINY = {"tiny/base", "tiny/helper", "tiny/prm"}
 
@@ -148,7 +159,7 @@ def default_device(device: str | None) -> torch.device:
     return chosen
 
 
-def default_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def default_dtype(dtype: DType, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on CUDA, float32 on the CPU."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -204,13 +215,15 @@ def _load_causal_lm(
 ) -> ModelAdapter:
     kwargs = checkpoint.kwargs | ({} if checkpoint.gguf else {"use_safetensors": True})
     with _load_errors(checkpoint):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.path, dtype=dtype, output_loading_info=True, **kwargs
         )
+    model, info = loaded
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
         if found := info.get(problem):
+            listed = ", ".join(sorted(map(str, found))[:5])
             raise ModelLoadError(
-                f"model = {checkpoint.name!r}: {problem.replace('_', ' ')}: {sorted(map(str, found))[:5]}"
+                f"model = {checkpoint.name!r}: {problem.replace('_', ' ')}: {listed}"
             )
     limit = context_limit(model.config.get_text_config(), max_context)
     return ModelAdapter(model.to(device), name=checkpoint.name, max_context=limit)
@@ -242,7 +255,8 @@ def load_backbone(
     _fill(checkpoint, head, top, head_prefix)
     limit = context_limit(config, max_context)
     head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
-    model.to(device=device, dtype=dtype)
+    body_model: Any = model
+    body_model.to(device=device, dtype=dtype)
     return ModelAdapter(model, name=checkpoint.name, max_context=limit), head
 
 
@@ -253,7 +267,7 @@ def _read_safetensors(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for file in files:
         with safe_open(str(file), framework="pt") as handle:
-            state.update({key: handle.get_tensor(key) for key in handle.keys()})
+            state.update({key: handle.get_tensor(key) for key in handle.keys()})  # noqa: SIM118
     return state
 
 
@@ -270,6 +284,7 @@ def _fill(checkpoint: Checkpoint, module: nn.Module, state: dict[str, Tensor], p
     if wrong:
         k = sorted(wrong)[0]
         raise ModelLoadError(
-            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, expected {tuple(own[k].shape)}"
+            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, "
+            f"expected {tuple(own[k].shape)}"
         )
     module.load_state_dict(state)

@@ -17,7 +17,7 @@ from kvrescue.engine.text import StepText, TokenText
 from kvrescue.policies.base import Sampling
 from kvrescue.types import StopReason, Verdict
 
-__all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe"]
+__all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe", "right_pad"]
 
 
 @dataclass(slots=True)
@@ -54,7 +54,6 @@ class ParkedSequence:
     """A trajectory's persistent state: one parked row and the logits that follow it."""
 
     row: int
-    prompt_tokens: int
     logits: Tensor | None = None
     """[vocab] float32 after the last fed token; None for engines without an LM head."""
     audit: Audit = field(default_factory=Audit)

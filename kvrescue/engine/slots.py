@@ -159,14 +159,17 @@ class SlotStore:
         index = torch.tensor(list(rows), dtype=torch.long, device=self.shape.device)
         stop = max(start, int(self.length[list(rows)].max(initial=0)))
 
-        def take(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, :, :, start:stop].index_select(0, index)
+        def take(x: Tensor) -> Tensor:
+            return x[:, :, :, start:stop].index_select(0, index)
 
-        keys, values = take(self.keys), take(self.values)
-        assert keys is not None  # noqa: S101 - never optional
-        assert values is not None  # noqa: S101
-        queries = None if self.queries is None else self.queries.index_select(0, index)
-        return KVBlock(start, keys, values, take(self.positions), queries, take(self.mass))
+        return KVBlock(
+            start,
+            take(self.keys),
+            take(self.values),
+            None if self.positions is None else take(self.positions),
+            None if self.queries is None else self.queries.index_select(0, index),
+            None if self.mass is None else take(self.mass),
+        )
 
     def adopt(self, row: int, block: KVBlock, index: int, length: int, logical: int) -> None:
         """Row `row` (which equals the block's parent below `block.start`) takes its state."""
@@ -245,7 +248,7 @@ class SlotStore:
 
     def _put(self, name: str, rows: list[int], whole: bool, index: Tensor, moved: Tensor) -> None:
         target: Tensor = getattr(self, name)
-        moved = moved.unflatten(0, (len(rows), self.shape.layers))
+        moved = moved.reshape(len(rows), self.shape.layers, *moved.shape[1:])
         n_kept = moved.shape[3]
         if whole:
             target[: len(rows), :, :, :n_kept] = moved
@@ -254,11 +257,11 @@ class SlotStore:
 
     def _ordered_queries(self, rows: list[int], n_queries: int) -> Tensor:
         """The rows' most recent queries, oldest first: the ring is unrolled per row."""
-        queries = self.queries
-        assert queries is not None  # noqa: S101 - an evictor implies a ring
+        if self.queries is None:
+            raise RuntimeError("a store whose rows are evicted needs KVShape.observation > 0")
         ring = self.shape.observation
         last = self.logical[rows][:, None] - n_queries + np.arange(n_queries)[None]
         slots = torch.from_numpy(last % ring).to(self.shape.device)
         index = torch.tensor(rows, dtype=torch.long, device=self.shape.device)
-        ordered = queries[index[:, None], :, :, slots]  # [rows, n, layers, q_heads, head_dim]
+        ordered = self.queries[index[:, None], :, :, slots]  # [rows, n, layers, q_heads, head_dim]
         return ordered.permute(0, 2, 3, 1, 4).flatten(0, 1)

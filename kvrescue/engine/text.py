@@ -57,15 +57,15 @@ class TokenText:
         if token_id in self._special:
             return b""
         token = self.tokenizer.convert_ids_to_tokens(token_id)
-        if token is None:  # padding rows of the embedding have no text
+        if not isinstance(token, str):  # padding rows of the embedding have no text
             return b""
         if self._alphabet is not None:
             if all(c in self._alphabet for c in token):
                 return bytes(self._alphabet[c] for c in token)
-            return str(token).encode()  # an added token, stored as plain text
+            return token.encode()  # an added token, stored as plain text
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(match.group(1), 16)])
-        return str(token.replace("\u2581", " ") if self._metaspace else token).encode()
+        return (token.replace("\u2581", " ") if self._metaspace else token).encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, specials skipped, invalid UTF-8 replaced."""

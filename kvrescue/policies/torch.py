@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from kvrescue.detectors.base import Detector, Source
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
+    DType,
     default_device,
     default_dtype,
     load_causal_lm,
@@ -18,13 +21,39 @@ from kvrescue.engine.prompt import Template, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
 from kvrescue.errors import InputError, PolicyError
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.base import Policy, Sampling, View
+from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
+from kvrescue.registry import EvictorField
 from kvrescue.types import CacheStats, Candidate, Question, StopReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TorchPolicy", "TorchView"]
+__all__ = ["TorchPolicy", "TorchPolicySpec", "TorchView"]
+
+
+class TorchPolicySpec(PolicySpec):
+    """`kind: torch` in a configuration; the fields are `TorchPolicy`'s arguments."""
+
+    kind: ClassVar[str] = "torch"
+
+    model: str = Field(min_length=1)
+    """Folder, hub name, `tiny/base`, `tiny/helper`, `gguf:PACKAGE` or a .gguf file."""
+    evictor: EvictorField = None
+    """None: full context."""
+    system: str | None = None
+    """System message of the chat template."""
+    template: Template = "chat"
+    max_context: int | None = Field(default=None, ge=2)
+    """Tokens of prompt and steps; None: the model's limit, at most 4096."""
+    max_live_rows: int = Field(default=1024, ge=1)
+    """Candidates that decode at once; more wait for a free row."""
+    device: str | None = None
+    """None: CUDA when there is one, else the CPU."""
+    dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on the CPU."""
+
+    def build(self) -> TorchPolicy:
+        return TorchPolicy(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class TorchPolicy(Policy):
@@ -45,7 +74,7 @@ class TorchPolicy(Policy):
         max_context: int | None = None,
         max_live_rows: int = 1024,
         device: str | None = None,
-        dtype: str = "auto",
+        dtype: DType = "auto",
     ) -> None:
         checkpoint = resolve(model)
         self.tokenizer, self.pieces = load_tokenizer(checkpoint)

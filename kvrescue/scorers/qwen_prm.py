@@ -16,29 +16,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
+    DType,
     default_device,
     default_dtype,
     load_backbone,
     load_tokenizer,
     resolve,
 )
-from kvrescue.engine.prompt import render_prompt
+from kvrescue.engine.prompt import Template, render_prompt
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
-from kvrescue.scorers.base import Scorer
+from kvrescue.scorers.base import Scorer, ScorerSpec
 from kvrescue.types import SEPARATOR, Candidate, Context
 
-__all__ = ["QwenPRM"]
+__all__ = ["QwenPRM", "QwenPRMSpec"]
 
 Convention = Literal["step_tag", "separator"]
+_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+"""System message of the published PRM's model card."""
+
+
+class QwenPRMSpec(ScorerSpec):
+    """`kind: qwen_prm` in a configuration; the fields are `QwenPRM`'s arguments."""
+
+    kind: ClassVar[str] = "qwen_prm"
+
+    model: str = Field(min_length=1)
+    convention: Convention = "step_tag"
+    """Where the score is read: at a step tag (model card) or at the separator (paper, TRL)."""
+    step_tag: str = Field(default="<extra_0>", min_length=1)
+    system: str | None = _SYSTEM
+    max_context: int | None = Field(default=None, ge=2)
+    device: str | None = None
+    dtype: DType = "auto"
+
+    def build(self) -> QwenPRM:
+        return QwenPRM(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 @dataclass(slots=True)
@@ -65,10 +87,10 @@ class QwenPRM(Scorer):
         *,
         convention: Convention = "step_tag",
         step_tag: str = "<extra_0>",
-        system: str | None = "Please reason step by step, and put your final answer within \\boxed{}.",
+        system: str | None = _SYSTEM,
         max_context: int | None = None,
         device: str | None = None,
-        dtype: str = "auto",
+        dtype: DType = "auto",
     ) -> None:
         if convention not in ("step_tag", "separator"):
             raise ConfigError(f"convention = {convention!r}: use 'step_tag' or 'separator'")
@@ -100,7 +122,7 @@ class QwenPRM(Scorer):
         """Tokens before the first step."""
         if self.convention == "separator":
             return list(self.tokenizer.encode(question + SEPARATOR, add_special_tokens=False))
-        template = "chat" if self.tokenizer.chat_template else "raw"
+        template: Template = "chat" if self.tokenizer.chat_template else "raw"
         return render_prompt(self.tokenizer, question, self.system, template)
 
     def step_ids(self, text: str) -> list[int]:

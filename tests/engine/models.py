@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM
 
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.engine import Engine
@@ -23,12 +23,20 @@ VOCAB = 61
 EOS = 60
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 
-_COMMON: dict[str, Any] = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-    tie_word_embeddings=False, initializer_range=0.3, bos_token_id=None, eos_token_id=EOS,
-    pad_token_id=0,
-)
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
 _CONFIGS = {
     "qwen2": lambda: Qwen2Config(**_COMMON),
     "qwen3": lambda: Qwen3Config(head_dim=16, **_COMMON),

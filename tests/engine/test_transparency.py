@@ -37,7 +37,10 @@ async def test_greedy_equals_generate(family: str, evictor: Evictor | None) -> N
     for prompt in prompts():
         ids = torch.tensor([prompt])
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=40,
             use_cache=True,
         )
         expected.append(out[0, len(prompt) :].tolist())

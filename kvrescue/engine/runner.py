@@ -1,0 +1,69 @@
+"""Runner: one model with its evictor, stepping over any slot store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.slots import SlotStore
+from kvrescue.errors import NonFiniteLogitsError
+from kvrescue.evictors.base import Evictor
+
+__all__ = ["Runner", "failing"]
+
+
+class Runner:
+    """What parked and live rows share: forward passes, eviction and their counters."""
+
+    def __init__(self, adapter: ModelAdapter, evictor: Evictor | None) -> None:
+        self.adapter = adapter
+        self.evictor = evictor
+        self.shape = adapter.shape(
+            observation=evictor.observation if evictor else 0,
+            attention=bool(evictor and evictor.needs_attention),
+        )
+        self.tokens_fed = 0
+        """Tokens that went through the model, padding not counted."""
+
+    def store(self, rows: int, capacity: int | None = None) -> SlotStore:
+        """A new store; bounded by the evictor when `capacity` is not given."""
+        if capacity is None:
+            capacity = self.evictor.bound + self.evictor.interval if self.evictor else 0
+        return SlotStore(self.shape, rows, capacity)
+
+    def forward(self, store: SlotStore, tokens: np.ndarray, counts: np.ndarray) -> Tensor:
+        """Hidden states [rows, width, hidden] of right-padded `tokens` [rows, width]."""
+        self.tokens_fed += int(counts.sum())
+        return self.adapter.forward(store, tokens, counts)
+
+    @torch.no_grad()
+    def evict(self, store: SlotStore, count: int) -> np.ndarray:
+        """Evict from the first `count` rows where due; returns entries dropped per row."""
+        if self.evictor is None:
+            return np.zeros(count, dtype=np.int64)
+        return store.evict(self.evictor, count)
+
+    def non_finite(self) -> NonFiniteLogitsError:
+        return NonFiniteLogitsError(
+            f"{self.adapter.name} returned NaN or infinite logits; check the checkpoint and the "
+            f"dtype ({self.adapter.dtype})"
+        )
+
+
+@contextlib.contextmanager
+def failing(futures: Iterable[asyncio.Future[Any]]) -> Iterator[None]:
+    """A failure of work that left its queue reaches those who wait for it."""
+    waiting = list(futures)
+    try:
+        yield
+    except Exception as error:
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
