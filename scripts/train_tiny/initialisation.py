@@ -39,7 +39,7 @@ MAX_POSITIONS = 1024
 
 OFFSETS = (1, 2, 11, 7)
 """How far each query head of layer 0 looks back."""
-_OFFSET_FREQUENCIES = 6
+_OFFSET_PAIRS = range(6)
 _OFFSET_STRENGTH = 5.0
 _KEY_STRENGTH = (1.0, 0.6)
 """Per KV head: the second one, with the far offsets, starts softer, to leave room for content."""
@@ -96,14 +96,18 @@ def fourier_code(number: int, periods: tuple[int, ...]) -> Tensor:
     return torch.cat([phase.cos(), phase.sin()])
 
 
-def look_back_biases(offset: int, frequencies: int, strength: float) -> tuple[Tensor, Tensor]:
-    """Query and key bias that RoPE turns into attention to the token ``offset`` back."""
+def look_back_biases(offset: float, pairs: range, strength: float) -> tuple[Tensor, Tensor]:
+    """Query and key bias that RoPE turns into attention to what stands ``offset`` tokens back.
+
+    ``pairs`` are the rotated pairs of dimensions to use; the first ones turn fastest and are
+    the most exact.
+    """
     half = HEAD_DIM // 2
-    fast = ROPE_THETA ** (-torch.arange(half)[:frequencies] / half)
+    phases = offset * ROPE_THETA ** (-torch.tensor(pairs) / half)
+    cosines, sines = slice(pairs.start, pairs.stop), slice(half + pairs.start, half + pairs.stop)
     query, key = torch.zeros(HEAD_DIM), torch.zeros(HEAD_DIM)
-    query[:frequencies] = strength * torch.cos(offset * fast)
-    query[half : half + frequencies] = -strength * torch.sin(offset * fast)
-    key[:frequencies] = strength
+    query[cosines], query[sines] = strength * phases.cos(), -strength * phases.sin()
+    key[cosines] = strength
     return query, key
 
 
@@ -158,7 +162,7 @@ def _start_mimetic(attention: Qwen2Attention, size: ModelSize, *, match_content:
 def _start_offsets(attention: Qwen2Attention, size: ModelSize) -> None:
     group = size.heads // size.kv_heads
     for head, offset in enumerate(OFFSETS):
-        query, key = look_back_biases(offset, _OFFSET_FREQUENCIES, _OFFSET_STRENGTH)
+        query, key = look_back_biases(offset, _OFFSET_PAIRS, _OFFSET_STRENGTH)
         kv_head = head // group
         attention.q_proj.bias[head_rows(head)] = query
         attention.k_proj.bias[head_rows(kv_head)] = _KEY_STRENGTH[kv_head] * key
