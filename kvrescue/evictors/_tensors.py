@@ -210,9 +210,7 @@ class _Search:
             index = mask.nonzero().squeeze(1)
             if not len(index):
                 continue
-            part = _Search(
-                self.keys[index], self.inverse[index], self.sums[index], self.threshold
-            )
+            part = _Search(self.keys[index], self.inverse[index], self.sums[index], self.threshold)
             rest = pending[index]
             if search_on:
                 part._blocks(rest, start)
