@@ -114,7 +114,7 @@ def load_config(
 
 def resolved_yaml(config: RescueConfig) -> str:
     """The whole configuration, defaults included; `load_config` reads back an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
 
 
 def config_hash(config: RescueConfig) -> str:
@@ -184,6 +184,19 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key.value, str):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumping that writes line breaks as \\n (a separator is then readable)."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if "\n" in text else None
+    )
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:

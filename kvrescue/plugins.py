@@ -214,6 +214,8 @@ class Plugins:
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
             raise PluginError(f"plugin {name!r} cannot be registered: {error}") from error
         self._origins[name], self._plugins[name] = origin, plugin
         try:

@@ -237,7 +237,7 @@ def resolve_component(kind: Kind, value: object) -> BaseModel:
         raise _fault(
             PydanticCustomError(
                 CONFIG_ERROR,
-                "should be a {kind}: a mapping with `kind: NAME`, or just NAME",
+                "should be one {kind}: a mapping with `kind: NAME`, or just NAME",
                 {"kind": kind},
             ),
             (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsFloat, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -119,8 +119,11 @@ def check_count(scores: Sequence[float], expected: int) -> None:
 
 def fault_of_score(score: object) -> str | None:
     """Why a value is no score, or None when it is one."""
+    # Whatever converts to a float on its own terms will do (a NumPy or torch scalar, say).
+    if not isinstance(score, SupportsFloat):
+        return f"{score!r} is not a number"
     try:
-        number = float(score)  # type: ignore[arg-type]
+        number = float(score)
     except (TypeError, ValueError, OverflowError):
         return f"{score!r} is not a number"
     if not math.isfinite(number):

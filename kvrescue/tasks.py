@@ -61,7 +61,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if task.done():
+            if task.cancelled():
                 break
             cancelled = error
         except BaseException:

@@ -1,0 +1,50 @@
+"""The answer is the last closed box, or none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrescue.answers import extract_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{4}.", "4"),
+        (r"\boxed{1} then \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {3}", "3"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a\}b}", r"a\}b"),
+        (r"\boxed{4} and then \boxed{", None),
+        (r"\boxed{4} and then \boxed{5", None),
+        (r"\boxed{{5}", None),
+        (r"\boxed{}", None),
+        (r"\boxed{  }", None),
+        (r"\boxed{ends in a backslash\ ", None),
+        ("no box", None),
+        ("", None),
+        (r"\boxed 4", None),
+    ],
+)
+def test_examples(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+@given(st.text(), st.text(alphabet="ab 1+", min_size=1).filter(str.strip), st.text())
+def test_last_box_wins_whatever_surrounds_it(before: str, content: str, after: str) -> None:
+    text = before + r"\boxed{" + content + "}" + after.replace("\\", "")
+    assert extract_answer(text) == content.strip()
+
+
+@given(st.text(alphabet="\\{}boxed a", max_size=60))
+def test_never_fails(text: str) -> None:
+    found = extract_answer(text)
+    assert found is None or found in text
+
+
+def test_is_linear() -> None:
+    assert extract_answer(r"\boxed{" * 100_000) is None
+    assert extract_answer("{" * 1_000_000 + r"\boxed{1}") == "1"
