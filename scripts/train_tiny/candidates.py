@@ -15,10 +15,10 @@ from transformers import Qwen2ForCausalLM
 from kvrescue.evaluation.bill import Bill
 from kvrescue.evictors.base import Evictor
 from scripts.train_tiny.batches import Encoder
+from scripts.train_tiny.recipes import MAX_STEP_TOKENS
 from scripts.train_tiny.sampling import Decoder, Rows
 from scripts.train_tiny.tokenizer import END_OF_TEXT_ID, SEPARATOR_ID
 
-MAX_STEP_TOKENS = 24
 STEP_STOPS = (SEPARATOR_ID, END_OF_TEXT_ID)
 
 

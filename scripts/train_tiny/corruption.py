@@ -19,10 +19,14 @@ from kvrescue.evaluation.bill import (
 )
 
 _SLIPS = (1, -1, 2, -2, 3, -3, 4, 5, -5, 10, -10, 20)
+_EMPTY = 0.02
+"""A model may end its text at once; that step is empty."""
 
 
 def wrong_step(bill: Bill, position: int, rng: random.Random) -> str:
     """A step that should not stand at ``position`` of the right solution."""
+    if rng.random() < _EMPTY:
+        return ""
     entry, is_sum = divmod(position, 2)
     if is_sum:
         return _wrong_sum(bill, entry, rng)

@@ -1,9 +1,11 @@
-"""The recipes of the shipped trio."""
+"""The recipes of the shipped trio, and the eviction it is made for."""
 
 from __future__ import annotations
 
+from kvrescue.evictors import RKV
 from scripts.train_tiny.initialisation import ModelSize
 from scripts.train_tiny.language_model import Recipe
+from scripts.train_tiny.prm_training import PrmRecipe
 
 BASE = Recipe(
     size=ModelSize(
@@ -26,3 +28,21 @@ HELPER = Recipe(
     look_up_noise=0.025,
     largest_taught_sum=80,
 )
+
+PRM = PrmRecipe(steps=400)
+
+MAX_STEP_TOKENS = 24
+MAX_OUTPUT_TOKENS = 256
+BUDGETS = (16, 64, 96, 128)
+"""The budgets that are reported: from nearly nothing kept to nearly everything."""
+CANDIDATE_MAX_STEP_TOKENS = 24
+MAX_OUTPUT_TOKENS = 256
+BUDGETS = (16, 32, 64, 96)
+"""Where the PRM's hard examples are sampled."""
+CANDIDATE_PROBLEMS = 120
+HELD_OUT_PROBLEMS = 24
+
+
+def evictor(budget: int) -> RKV:
+    """R-KV as the tiny preset configures it, after every token."""
+    return RKV(budget=budget, window=12, observation=8, kernel_size=7, interval=1)
