@@ -234,7 +234,7 @@ class _Trajectory:
         except Exception as error:
             typed = _scorer_error(error)
             if self.selector.on_scorer_error == "raise":
-                raise typed from (None if typed is error else error)
+                raise typed from typed.__cause__
             self.degradations.append(Degradation("scorer", str(typed)))
 
     async def _draw(self, max_tokens: int) -> list[Candidate]:
@@ -309,11 +309,11 @@ class _Trajectory:
         self.skipped += 1
         self.skipped_in_a_row += 1
         flagged = all(candidate.verdict is not None for candidate in candidates)
+        # Where some proposer is unscreened, it failed just now (`on_policy_error`) and may return.
+        screened = all(proposer.detectors for proposer in self.selector.proposers)
         enough = self.skipped_in_a_row >= self.selector.limits.max_empty_steps
-        if flagged and (enough or self.selector.when_all_flagged == "stop"):
-            self.stop = SolutionStop.FLAGGED
-        elif enough:
-            self.stop = SolutionStop.EMPTY
+        if enough or (flagged and screened and self.selector.when_all_flagged == "stop"):
+            self.stop = SolutionStop.FLAGGED if flagged else SolutionStop.EMPTY
         return RoundSkipped(
             question_id=self.question.id,
             draw=self.draws - 1,
@@ -332,7 +332,7 @@ class _Trajectory:
         except Exception as error:
             typed = _scorer_error(error)
             if not degrade:
-                raise typed from (None if typed is error else error)
+                raise typed from typed.__cause__
             self.degradations.append(Degradation("scorer", str(typed)))
             return [None] * len(pool)
         valid: list[float | None] = []
@@ -371,6 +371,9 @@ class _Trajectory:
 
 
 def _scorer_error(error: Exception) -> KVRescueError:
+    """The error itself when it is one of ours, else a `ScorerError` with it as the cause."""
     if isinstance(error, KVRescueError):
         return error
-    return ScorerError(f"the scorer failed: {type(error).__name__}: {error}")
+    typed = ScorerError(f"the scorer failed: {type(error).__name__}: {error}")
+    typed.__cause__ = error
+    return typed

@@ -94,19 +94,26 @@ class Views:
 
     def room(self, max_context: int) -> int:
         """Tokens that fit into every view."""
-        return min(
-            min(view.room, max_context - view.stats.logical_length) for view in self._open.values()
-        )
+        return min(self._room_and_length(name, max_context)[0] for name in self._names)
 
     def require_room(self, max_context: int) -> None:
         """Raise `InputError` when some prompt leaves no room for a single token."""
-        for name, view in self._open.items():
-            length = view.stats.logical_length
-            if min(view.room, max_context - length) < 1:
+        for name in self._names:
+            room, length = self._room_and_length(name, max_context)
+            if room < 1:
                 raise InputError(
                     f"question {self._question.id!r} takes {length} tokens in {name!r}, whose "
-                    f"context holds {min(length + view.room, max_context)}: nothing can be added"
+                    f"context holds {length + room}: nothing can be added"
                 )
+
+    def _room_and_length(self, name: str, max_context: int) -> tuple[int, int]:
+        view = self._open[name]
+        try:
+            length = view.stats.logical_length
+            return min(view.room, max_context - length), length
+        except Exception as error:
+            typed = _typed("measuring", name, error)
+            raise typed from typed.__cause__
 
     async def propose(
         self, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
@@ -240,12 +247,11 @@ async def _typed_errors(doing: str, name: str, action: Callable[[str], Awaitable
         raise _typed(doing, name, error) from error  # the policy gave up, nobody asked it to
     except Exception as error:
         typed = _typed(doing, name, error)
-        if typed is error:
-            raise
-        raise typed from error
+        raise typed from typed.__cause__
 
 
 def _typed(doing: str, name: str, error: BaseException) -> Exception:
+    """The error itself when it is one of ours, else a `PolicyError` with it as the cause."""
     if isinstance(error, KVRescueError):
         return error
     typed = PolicyError(f"proposer {name!r} failed while {doing}: {type(error).__name__}: {error}")

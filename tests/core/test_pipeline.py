@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -247,21 +247,21 @@ def test_ctrl_c_closes_the_views_and_keeps_the_interrupt() -> None:
 
     def interrupt() -> None:
         started.wait(10)
-        signal.raise_signal(signal.SIGINT) if False else os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    for ask in ("solve", "stream", "solve_many"):
+    asks: list[Callable[[Rescue], object]] = [
+        lambda rescue: rescue.solve("q"),
+        lambda rescue: list(rescue.stream("q")),
+        lambda rescue: list(rescue.solve_many(["q", "r"])),
+    ]
+    for ask in asks:
         started.clear()
         rescue, policy = build(FakePolicy(STEADY, delay=0.02), observers=[watch])
         thread = threading.Thread(target=interrupt)
         with rescue:
             thread.start()
             with pytest.raises(KeyboardInterrupt):
-                if ask == "solve":
-                    rescue.solve("q")
-                elif ask == "stream":
-                    list(rescue.stream("q"))
-                else:
-                    list(rescue.solve_many(["q", "r"]))
+                ask(rescue)
             assert policy.log.opened >= 1
             assert policy.log.balanced
         thread.join()
@@ -444,7 +444,9 @@ except KeyboardInterrupt:
     assert sum(isinstance(event, StepCommitted) for event in events) >= 2
 
 
-@pytest.mark.parametrize("ending", ["", "rescue.solve_many\nnext(rescue.stream('q'))"])
+@pytest.mark.parametrize(
+    "ending", ["", "next(rescue.stream('q'))", "s = rescue.stream('q'); next(s)"]
+)
 def test_nothing_hangs_when_the_interpreter_exits(tmp_path: Path, ending: str) -> None:
     with start(SCRIPT + ending, tmp_path / "trace.jsonl") as process:
         out, err = process.communicate(timeout=10)

@@ -291,6 +291,41 @@ async def test_all_flagged_is_what_the_configuration_says() -> None:
     assert runs["redraw"].tokens["base"].aborted == 6
 
 
+async def test_a_helper_that_fails_for_a_moment_does_not_end_a_flagged_round() -> None:
+    visits = 0
+
+    def once(where: str) -> None:
+        nonlocal visits
+        visits += where == "propose"
+        if where == "propose" and visits == 1:
+            raise BoomError("for a moment")
+
+    base = FakePolicy(Habits(words=("a\n\n",), flagged=1.0, eos=0.0))
+    helper = FakePolicy(STEADY, trouble=once)
+    solution = await StepwiseSelector(
+        [Proposer(base, 2, (FakeDetector(),)), Proposer(helper, name="helper")],
+        FakeScorer(),
+        limits=LIMITS,
+        on_policy_error="degrade",
+    ).run(QUESTION)
+    assert solution.stop is SolutionStop.STEPS
+    assert solution.empty_rounds == 1
+    assert {step.candidate.policy for step in solution.steps} == {"helper"}
+
+
+async def test_a_view_that_cannot_be_measured_is_a_policy_error() -> None:
+    class Odd(FakePolicy):
+        async def open(self, question: Question, name: str) -> FakeView:
+            view = await super().open(question, name)
+            view.length = None  # type: ignore[assignment]
+            return view
+
+    policy = Odd(STEADY)
+    with pytest.raises(PolicyError, match="'base' failed while measuring: TypeError"):
+        await StepwiseSelector([Proposer(policy)], FakeScorer()).run(QUESTION)
+    assert policy.log.balanced
+
+
 def test_a_detector_is_checked_against_its_source_when_the_selector_is_built() -> None:
     class Deaf(FakeDetector):
         def check(self, source: Source) -> None:
