@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from kvrescue.evaluation.bill import Bill, bills
 from scripts.train_tiny.batches import Encoder
@@ -64,9 +64,8 @@ def main() -> None:
 
 
 def _make_prm(out: Path, encoder: Encoder, seed: int, log: Log) -> None:
-    base, helper = _load(out / "base"), _load(out / "helper")
-    sources = {f"base at budget {b}": Source(base, evictor(b)) for b in CANDIDATE_BUDGETS}
-    sources["helper"] = Source(helper)
+    base = AutoModelForCausalLM.from_pretrained(out / "base", dtype=torch.float32).eval()
+    sources = [Source(base, evictor(budget)) for budget in CANDIDATE_BUDGETS]
 
     def draw(problems: list[Bill], draw_seed: int) -> list[Sampled]:
         problems = sorted(problems, key=lambda bill: len(bill.purchases))  # even batches
@@ -84,10 +83,6 @@ def _wrong_ones(bill: Bill, steps: list[set[tuple[int, ...]]], encoder: Encoder)
     rights = [tuple(encoder.text(step)) for step in bill.steps]
     wrong = [sorted(drawn - {right}) for drawn, right in zip(steps, rights, strict=True)]
     return Sampled(bill, wrong)
-
-
-def _load(folder: Path) -> Qwen2ForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Hard examples for the PRM: what the models themselves propose along right histories.
 
-That is where the PRM is used: as long as selection works, the history is right and the candidates
-are samples of the evicted base and of the helper. The exact checker labels them.
+That is where the PRM is used: as long as selection works, the history is right, and the candidates
+are samples. They come from the evicted base; the PRM never sees the helper. The exact checker
+labels them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,7 @@ def sample_along_solution(
 
 
 def sample_candidates(
-    sources: Mapping[str, Source],
+    sources: Sequence[Source],
     problems: list[Bill],
     encoder: Encoder,
     seed: int,
@@ -75,7 +76,7 @@ def sample_candidates(
         part = problems[start : start + batch]
         temperature = 0.8 if (start // batch) % 2 == 0 else 1.0
         union: list[list[set[tuple[int, ...]]]] = [[set() for _ in bill.steps] for bill in part]
-        for number, source in enumerate(sources.values()):
+        for number, source in enumerate(sources):
             run_seed = seed + 1000 * start + number
             drawn = sample_along_solution(source, part, encoder, candidates, temperature, run_seed)
             for mine, theirs in zip(union, drawn, strict=True):

@@ -35,9 +35,7 @@ MAX_STEP_TOKENS = 24
 MAX_OUTPUT_TOKENS = 256
 BUDGETS = (16, 64, 96, 128)
 """The budgets that are reported: from nearly nothing kept to nearly everything."""
-CANDIDATE_MAX_STEP_TOKENS = 24
-MAX_OUTPUT_TOKENS = 256
-BUDGETS = (16, 32, 64, 96)
+CANDIDATE_BUDGETS = (16, 32, 64, 96)
 """Where the PRM's hard examples are sampled."""
 CANDIDATE_PROBLEMS = 120
 HELD_OUT_PROBLEMS = 24
