@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
@@ -125,24 +126,32 @@ class BackgroundLoop:
     def lease(cls) -> BackgroundLoop:
         """The process's loop, started when nobody holds it; every lease is given back once."""
         with cls._lock:
+            cls._leases += 1  # first, so that a lease collected just now cannot be the last one
             if cls._shared is None:
                 cls._shared = cls()
-            cls._leases += 1
             return cls._shared
 
     @classmethod
-    def give_back(cls) -> None:
+    def give_back(cls, loop: BackgroundLoop) -> None:
         """End one lease; the last one stops the loop and waits for its thread."""
         with cls._lock:
+            if loop is not cls._shared:
+                return  # a lease from before a fork
             cls._leases -= 1
-            if cls._leases > 0:
+            if cls._leases:
                 return
-            loop, cls._shared = cls._shared, None
-        if loop is not None:
-            loop.stop()
+            cls._shared = None
+        loop.stop()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Job[T]:
-        """Start a coroutine on the loop, from any thread."""
+        """Start a coroutine on the loop, from any thread.
+
+        Raises:
+            KVRescueError: the loop has ended, or belongs to the process this one was forked from.
+        """
+        if not self._thread.is_alive():
+            work.close()
+            raise KVRescueError("the background loop has ended: make the Rescue in this process")
         return Job(self._loop, work)
 
     @property
@@ -171,6 +180,16 @@ class BackgroundLoop:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
+
+
+def _after_fork() -> None:
+    """A forked child has no loop thread: it starts one of its own when it needs it."""
+    BackgroundLoop._lock = threading.RLock()
+    BackgroundLoop._shared, BackgroundLoop._leases = None, 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

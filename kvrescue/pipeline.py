@@ -96,7 +96,7 @@ class Rescue:
         self._jobs: set[Job[Any]] = set()
         self._closed = False
         self._loop = BackgroundLoop.lease()
-        self._give_back = weakref.finalize(self, BackgroundLoop.give_back)
+        self._give_back = weakref.finalize(self, BackgroundLoop.give_back, self._loop)
         self._give_back.atexit = False  # the loop has its own exit handler
 
     @classmethod
@@ -347,7 +347,7 @@ def _close_now(parts: Sequence[Policy | Scorer]) -> None:
     try:
         loop.submit(_close_all(parts)).future.result()
     finally:
-        BackgroundLoop.give_back()
+        BackgroundLoop.give_back(loop)
 
 
 async def _close_all(parts: Sequence[Policy | Scorer]) -> None:

@@ -1,18 +1,17 @@
 """The rules of selection as pure functions: who may be chosen, and who is.
 
 They are Algorithm 1's lines 6 to 8 for any number of proposers, plus what the paper leaves open:
-ties, empty steps, and scores that are no scores.
+ties, and steps that are empty.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Literal, SupportsFloat, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvrescue.errors import PolicyError, ScorerError
+from kvrescue.errors import PolicyError
 from kvrescue.types import Candidate, StopReason
 
 __all__ = [
@@ -21,9 +20,6 @@ __all__ = [
     "WhenAllFlagged",
     "best",
     "check_candidates",
-    "check_count",
-    "distinct",
-    "fault_of_score",
     "is_selectable",
 ]
 
@@ -91,46 +87,6 @@ def check_candidates(
                 f"{who} has {candidate.n_tokens} tokens where at most {max_tokens} were asked for"
             )
     return sorted(found, key=lambda candidate: candidate.index)
-
-
-def distinct(pool: Sequence[Candidate]) -> tuple[list[Candidate], list[int]]:
-    """The different candidates of a pool, and for each candidate which of them it equals.
-
-    Candidates are equal when text and tokens are: no scorer can then tell them apart, so scoring
-    one is enough.
-    """
-    places: dict[tuple[str, str, tuple[int, ...]], int] = {}
-    firsts: list[Candidate] = []
-    where: list[int] = []
-    for candidate in pool:
-        key = (candidate.text, candidate.tokenizer, candidate.token_ids)
-        if key not in places:
-            places[key] = len(firsts)
-            firsts.append(candidate)
-        where.append(places[key])
-    return firsts, where
-
-
-def check_count(scores: Sequence[float], expected: int) -> None:
-    """Raise `ScorerError` unless there is one score per candidate."""
-    if len(scores) != expected:
-        raise ScorerError(f"the scorer returned {len(scores)} scores for {expected} candidates")
-
-
-def fault_of_score(score: object) -> str | None:
-    """Why a value is no score, or None when it is one."""
-    # Whatever converts to a float on its own terms will do (a NumPy or torch scalar, say).
-    if not isinstance(score, SupportsFloat):
-        return f"{score!r} is not a number"
-    try:
-        number = float(score)
-    except (TypeError, ValueError, OverflowError):
-        return f"{score!r} is not a number"
-    if not math.isfinite(number):
-        return f"{number} is not finite"
-    if not 0.0 <= number <= 1.0:
-        return f"{number} is outside [0, 1]"
-    return None
 
 
 def best(scores: Sequence[float | None]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kvrescue.answers import extract_answer
-from kvrescue.errors import ConfigError, KVRescueError, PluginError, ScorerError
+from kvrescue.errors import ConfigError, KVRescueError, PluginError
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -24,17 +24,9 @@ from kvrescue.events import (
     TrajectoryStarted,
 )
 from kvrescue.policies.base import Sampling
-from kvrescue.rules import (
-    Limits,
-    OnError,
-    WhenAllFlagged,
-    best,
-    check_count,
-    distinct,
-    fault_of_score,
-    is_selectable,
-)
+from kvrescue.rules import Limits, OnError, WhenAllFlagged, best, is_selectable
 from kvrescue.scorers.base import Scorer
+from kvrescue.scoring import score_pool, typed_error
 from kvrescue.tasks import uninterrupted
 from kvrescue.types import (
     Candidate,
@@ -232,7 +224,7 @@ class _Trajectory:
         try:
             await self.selector.scorer.release(self.context)
         except Exception as error:
-            typed = _scorer_error(error)
+            typed = typed_error(error)
             if self.selector.on_scorer_error == "raise":
                 raise typed from typed.__cause__
             self.degradations.append(Degradation("scorer", str(typed)))
@@ -323,30 +315,14 @@ class _Trajectory:
         )
 
     async def _score(self, pool: Sequence[Candidate]) -> list[float | None]:
-        """One valid score per candidate; None for those whose fault was recorded instead."""
-        degrade = self.selector.on_scorer_error == "degrade"
-        firsts, where = distinct(pool)
-        try:
-            given = await self.selector.scorer.score(self.context, firsts)
-            check_count(given, len(firsts))
-        except Exception as error:
-            typed = _scorer_error(error)
-            if not degrade:
-                raise typed from typed.__cause__
-            self.degradations.append(Degradation("scorer", str(typed)))
-            return [None] * len(pool)
-        valid: list[float | None] = []
-        for candidate, score in zip(firsts, given, strict=True):
-            fault = fault_of_score(score)
-            if fault is None:
-                valid.append(float(score))
-                continue
-            message = f"score of candidate {candidate.index} of {candidate.policy!r}: {fault}"
-            if not degrade:
-                raise ScorerError(message)
-            self.degradations.append(Degradation("scorer", message))
-            valid.append(None)
-        return [valid[place] for place in where]
+        selector = self.selector
+        return await score_pool(
+            selector.scorer,
+            self.context,
+            pool,
+            self.degradations,
+            degrade=selector.on_scorer_error == "degrade",
+        )
 
     def _tokens_left(self) -> int:
         limits = self.selector.limits
@@ -368,12 +344,3 @@ class _Trajectory:
             degradations=tuple(self.degradations),
             empty_rounds=self.skipped,
         )
-
-
-def _scorer_error(error: Exception) -> KVRescueError:
-    """The error itself when it is one of ours, else a `ScorerError` with it as the cause."""
-    if isinstance(error, KVRescueError):
-        return error
-    typed = ScorerError(f"the scorer failed: {type(error).__name__}: {error}")
-    typed.__cause__ = error
-    return typed

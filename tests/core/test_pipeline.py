@@ -453,6 +453,40 @@ def test_nothing_hangs_when_the_interpreter_exits(tmp_path: Path, ending: str) -
     assert (process.returncode, out, err) == (0, "ready\n", "")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_told_or_starts_its_own_loop(tmp_path: Path) -> None:
+    ending = """
+import os
+from kvrescue import KVRescueError
+rescue.solve("q")
+child = os.fork()
+if child == 0:
+    try:
+        rescue.solve("q")
+    except KVRescueError as error:
+        print(error, flush=True)
+    with Rescue([Proposer(policy)], FakeScorer()) as own:
+        print(own.solve("q").stop, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+rescue.close()
+"""
+    script = SCRIPT.replace(
+        "FakeScorer(), observers", "FakeScorer(), limits=Limits(max_steps=2), observers"
+    )
+    with start(
+        script + ending.replace("FakeScorer())", "FakeScorer(), limits=Limits(max_steps=2))"),
+        tmp_path / "trace.jsonl",
+    ) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines() == [
+        "ready",
+        "the background loop has ended: make the Rescue in this process",
+        "steps",
+    ]
+
+
 def test_importing_the_package_is_light() -> None:
     script = """
 import sys

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrescue.rules import best, distinct, fault_of_score, is_selectable
+from kvrescue.rules import best, is_selectable
+from kvrescue.scoring import distinct, fault_of_score
 from kvrescue.types import Candidate, StopReason, Verdict
 
 scores = st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), min_size=1)
