@@ -25,7 +25,7 @@ from kvrescue.engine.sequence import Draft, Extension, Group, ParkedSequence, Pr
 from kvrescue.engine.text import TokenText
 from kvrescue.errors import AuditError, PolicyError
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.base import Sampling
+from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, StopReason
 
 __all__ = ["Engine"]

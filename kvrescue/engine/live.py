@@ -14,7 +14,7 @@ from kvrescue.engine.parked import ParkedRows
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sampler import entropy, sample
 from kvrescue.engine.sequence import Draft, Group, HeldFork
-from kvrescue.policies.base import Sampling
+from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason
 
 __all__ = ["LiveRows"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvrescue.policies.base import Sampling
+from kvrescue.sampling import Sampling
 
 __all__ = ["entropy", "sample", "uniforms"]
 

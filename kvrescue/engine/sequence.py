@@ -14,7 +14,7 @@ from kvrescue.detectors.base import Detector, TokenEvent
 from kvrescue.engine.sampler import uniforms
 from kvrescue.engine.slots import KVBlock
 from kvrescue.engine.text import StepText, TokenText
-from kvrescue.policies.base import Sampling
+from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason, Verdict
 
 __all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe", "right_pad"]

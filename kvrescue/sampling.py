@@ -1,0 +1,21 @@
+"""Sampling: how candidates are drawn, shared by configuration, policies and engines."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Sampling"]
+
+
+class Sampling(BaseModel):
+    """How candidates are drawn. Defaults are the paper's (appendix "Decoding and evaluation")."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=0.8, ge=0.0, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    top_k: int = Field(default=20, ge=0)
+    """0 turns it off."""
+    max_step_tokens: int = Field(default=512, ge=1)
+    separator: str = Field(default="\n\n", min_length=1)
