@@ -62,13 +62,14 @@ class RKV(Evictor):
         Raises `EvictorError` when the slice holds no entry before the window.
         """
         from kvrescue.evictors import _tensors as ops
+        from kvrescue.evictors._redundancy import redundancy
 
         past = ops.past_length(self.kind, kv, self.window)
 
         def score_pairs(keys: Tensor, queries: Tensor, positions: Tensor | None) -> Tensor:
             seen = ops.importance(keys, queries, positions, past)
             seen = ops.pool(seen, self.kernel_size, "max")
-            again = ops.redundancy(keys, self.similarity_threshold)[:, :past]
+            again = redundancy(keys, self.similarity_threshold)[:, :past]
             return seen.mul(self.lam).sub_(again, alpha=1.0 - self.lam)
 
         return ops.score_rows(kv, past, score_pairs)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from kvrescue.errors import EvictorError
 from kvrescue.evictors import RKV, KVSlice, SnapKV
 from kvrescue.evictors import _tensors as ops
+from kvrescue.evictors._redundancy import redundancy
 from tests.evictors import reference
 from tests.evictors.matrix import make_slice
 
@@ -51,7 +52,7 @@ def test_redundancy_equals_the_full_matrix(
 ) -> None:
     keys = mixed_keys(pairs, length, dim, seed)
     assume(threshold is None or margin(keys, threshold) > 1e-6)
-    fast = ops.redundancy(keys, threshold)
+    fast = redundancy(keys, threshold)
     slow = np.stack([reference.redundancy(pair, threshold) for pair in keys.double().numpy()])
     np.testing.assert_allclose(fast.numpy(), slow, rtol=2e-5, atol=1e-7)
 
@@ -64,7 +65,7 @@ def test_long_caches_take_every_search_path(common: float) -> None:
     mean = torch.randn(6, 1, 32, generator=made)
     mean[0] = 0.0  # a head without matches among heads with many
     keys = keys + common * mean
-    fast = ops.redundancy(keys, 0.5).numpy()
+    fast = redundancy(keys, 0.5).numpy()
     slow = np.stack([reference.redundancy(pair, 0.5) for pair in keys.double().numpy()])
     np.testing.assert_allclose(fast, slow, rtol=2e-5)
 
@@ -107,9 +108,7 @@ def test_redundancy_knows_directions_only(seed: int, exponent: int) -> None:
     assume(margin(keys, 0.5) > 1e-6)
     scaled = keys.clone()
     scaled[:, ::2] *= 2.0**exponent
-    torch.testing.assert_close(
-        ops.redundancy(scaled, 0.5), ops.redundancy(keys, 0.5), rtol=1e-5, atol=1e-7
-    )
+    torch.testing.assert_close(redundancy(scaled, 0.5), redundancy(keys, 0.5), rtol=1e-5, atol=1e-7)
 
 
 @given(seed=seeds, exponent=st.integers(-4, 4))
