@@ -259,9 +259,11 @@ class SlotStore:
         """The rows' most recent queries, oldest first: the ring is unrolled per row."""
         if self.queries is None:
             raise RuntimeError("a store whose rows are evicted needs KVShape.observation > 0")
-        ring = self.shape.observation
-        last = self.logical[rows][:, None] - n_queries + np.arange(n_queries)[None]
-        slots = torch.from_numpy(last % ring).to(self.shape.device)
-        index = torch.tensor(rows, dtype=torch.long, device=self.shape.device)
-        ordered = self.queries[index[:, None], :, :, slots]  # [rows, n, layers, q_heads, head_dim]
-        return ordered.permute(0, 2, 3, 1, 4).flatten(0, 1)
+        s, ring = self.shape, self.shape.observation
+        last = self.logical[rows][:, None] - n_queries + np.arange(n_queries)
+        heads = s.layers * s.q_heads
+        lines = np.asarray(rows)[:, None] * heads + np.arange(heads)
+        flat = (lines[:, :, None] * ring + (last % ring)[:, None, :]).ravel()
+        index = torch.from_numpy(flat).to(s.device)
+        ordered = self.queries.view(-1, s.head_dim).index_select(0, index)
+        return ordered.view(len(rows) * s.layers, s.q_heads, n_queries, s.head_dim)
