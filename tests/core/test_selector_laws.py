@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,7 @@ def oracle(setting: Setting) -> tuple[list[Candidate], SolutionStop, int]:
             return chosen, SolutionStop.STEPS, skipped
 
 
+@hypothesis.settings(max_examples=150)
 @given(settings)
 async def test_the_oracle_commits_the_same_steps(setting: Setting) -> None:
     selector, _ = setting.selector()
@@ -229,6 +231,18 @@ async def test_a_round_that_commits_nothing_draws_other_seeds_next_time() -> Non
     assert solution.steps == ()
     seeds = [seed for _, seeds, _ in policy.log.proposals for seed in seeds]
     assert len(set(seeds)) == len(seeds) == 6
+
+
+async def test_only_rounds_in_a_row_count() -> None:
+    """A commit between two empty rounds starts the count anew."""
+    policy = FakePolicy(Habits(words=("a\n\n", "b\n\n", " \n\n"), eos=0.0))
+    limits = Limits(max_steps=60, max_empty_steps=12)
+    for seed in range(5):
+        solution = await StepwiseSelector([Proposer(policy)], FakeScorer(), limits=limits).run(
+            QUESTION, seed
+        )
+        assert solution.stop is SolutionStop.STEPS
+        assert solution.empty_rounds > limits.max_empty_steps
 
 
 async def test_adding_a_helper_leaves_the_bases_first_draw_alone() -> None:
