@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -139,14 +140,16 @@ def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
     path = Path(source).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     return _parse(text, str(path)), path.resolve().parent
 
 
 def _looks_like_path(source: str) -> bool:
-    return source.endswith((".yaml", ".yml")) or "/" in source or Path(source).is_file()
+    if source in presets.names():
+        return False
+    return source.endswith((".yaml", ".yml")) or "/" in source or os.path.isfile(source)
 
 
 def _absolute(spec: str, folder: Path) -> str:

@@ -181,6 +181,31 @@ def test_presets_are_found_by_name() -> None:
         load("tinny")
 
 
+def test_a_preset_is_not_hidden_by_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_text("just text")
+    (tmp_path / "mine").write_text("just text")
+    with pytest.raises(UnknownNameError, match="unknown field 'sede'"):
+        load(
+            "tiny",
+            "sede=1",
+            "proposers.base.policy={kind: fake, model: m}",
+            "proposers.helper.policy={kind: fake, model: m}",
+            "scorer={kind: fake}",
+            "proposers.base.detectors=[]",
+        )
+    with pytest.raises(ConfigError, match="mine: should be a mapping"):
+        load("mine")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\x00b", "a\x00b.yaml", "", "\n"])
+def test_odd_names_are_no_accidents(name: str) -> None:
+    with pytest.raises(ConfigError):
+        load(name)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
