@@ -7,7 +7,7 @@ scores into kept indices (`Evictor.select`) by the same rules for every method:
   per row and KV head, in temporal order;
 * of equal scores the earlier entry stays;
 * a row of at most prefix + B' entries keeps everything;
-* a row's result depends on that row alone.
+* a row's result depends on that row alone (up to the rounding of batched matrix products).
 
 Importing this package does not import torch; the tensor code loads at the first `select`.
 """

@@ -121,7 +121,8 @@ class _Search:
         places = torch.arange(length, device=device).expand(pairs, -1)
         rows = torch.zeros((pairs, most + 1), dtype=torch.int64, device=device)
         rows = rows.scatter_(1, slot, places)[:, 1:]
-        chosen = self.unit.gather(1, rows.unsqueeze(2).expand(-1, -1, dim))
+        flat = (rows + torch.arange(0, pairs * length, length, device=device)[:, None]).flatten()
+        chosen = self.unit.reshape(-1, dim).index_select(0, flat).view(pairs, most, dim)
         similar = torch.bmm(chosen, self.unit.mT)
         similar.scatter_(2, rows.unsqueeze(2), 0.0)
         order = torch.arange(1, length + 1, dtype=_int_for(length), device=device)

@@ -32,17 +32,17 @@ class RandomEviction(Evictor):
         """Multiples of 2**-24 in [0, 1), float32 [rows, kv_heads, length]."""
         import torch
 
-        _, heads, length, dim = kv.keys.shape
+        heads, length, dim = kv.keys.shape[1:]
         device = kv.keys.device
         position = torch.arange(length, device=device) if kv.positions is None else kv.positions
-        channels = min(_CHANNELS, dim)
-        weights = 2.0 ** torch.arange(channels, device=device, dtype=torch.float32)
-        signs = (kv.keys[..., :channels] > 0).to(torch.float32) @ weights
-        head = torch.arange(heads, device=device)[:, None]
-        first = _hash(head + _signed(_MIX[0] * (self.seed + 1)))
-        second = _hash(position.to(torch.int64) + first)
-        mixed = _hash(second + signs.to(torch.int64))
-        return (mixed & 0xFFFFFF).to(torch.float32) * 2.0**-24
+        positive = kv.keys[..., :_CHANNELS] > 0
+        if dim < _CHANNELS:
+            positive = torch.nn.functional.pad(positive, (0, _CHANNELS - dim))
+        # Eight booleans are eight bytes 0 or 1: one integer per entry.
+        word = positive.contiguous().view(torch.int64).squeeze(-1)
+        stream = _hash(torch.arange(heads, device=device) + _signed(_MIX[0] * (self.seed + 1)))
+        word = word * _signed(_MIX[1]) + position.to(torch.int64) * _signed(_MIX[0])
+        return (_hash(word + stream[:, None]) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def _signed(value: int) -> int:
