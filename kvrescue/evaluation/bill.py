@@ -193,11 +193,13 @@ def bills(split: Split, seed: int, count: int) -> list[Bill]:
 
     Problem i depends on (split, seed, i) alone: asking for more never changes earlier ones.
     """
-    problems = []
-    for index in range(count):
-        rng = random.Random(f"{split}/{seed}/{index}")
-        problems.append(draw_bill(rng, split, MENU_SIZE, rng.choice(PURCHASES)))
-    return problems
+    return [bill_at(split, seed, index) for index in range(count)]
+
+
+def bill_at(split: Split, seed: int, index: int) -> Bill:
+    """The problem at one place of `bills`."""
+    rng = random.Random(f"{split}/{seed}/{index}")
+    return draw_bill(rng, split, MENU_SIZE, rng.choice(PURCHASES))
 
 
 def _number(pattern: re.Pattern[str], step: str) -> int | None:

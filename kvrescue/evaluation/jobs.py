@@ -1,0 +1,240 @@
+"""Jobs: one method on some problems, here or in worker processes.
+
+A candidate's seed depends on the problem and not on what runs beside it, so jobs may be split over
+processes; their size is fixed, whatever the number of workers, so that the numbers are, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from kvrescue.config import RescueConfig, load_config
+from kvrescue.errors import KVRescueError
+from kvrescue.evaluation.bill import Bill
+from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
+from kvrescue.pipeline import Rescue
+from kvrescue.policies.base import Policy, PolicySpec
+from kvrescue.questions import as_question
+from kvrescue.scorers.base import Scorer, ScorerSpec
+from kvrescue.selector import Proposer
+from kvrescue.types import Solution, TokenUse
+
+__all__ = ["Job", "Outcome", "run_jobs"]
+
+_PROBLEMS_PER_JOB: Final = 50
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method on some problems."""
+
+    config: Mapping[str, Any]
+    """KV-Rescue's resolved configuration as data."""
+    method: Method
+    n: int
+    seed: int
+    problems: tuple[tuple[int, Bill], ...]
+    """With their positions."""
+    keep_solutions: bool = False
+
+    @property
+    def weight(self) -> int:
+        """What it costs, roughly, in candidates."""
+        return self.n * len(self.problems) * (2 if self.method == "kv_rescue" else 1)
+
+    def split(self) -> list[Job]:
+        """The same work in pieces."""
+        size = _PROBLEMS_PER_JOB
+        starts = range(0, len(self.problems), size)
+        return [
+            Job(
+                self.config,
+                self.method,
+                self.n,
+                self.seed,
+                self.problems[start : start + size],
+                self.keep_solutions,
+            )
+            for start in starts
+        ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one problem."""
+
+    problem: int
+    correct: bool
+    base: TokenUse
+    helper: TokenUse
+    solution: Solution | None = None
+    """Kept where a job asks for it."""
+
+
+@dataclass
+class Components:
+    """Policies and scorers, built once and used by one `Rescue` after the other."""
+
+    policies: list[tuple[PolicySpec, Policy]] = field(default_factory=list)
+    scorers: list[tuple[ScorerSpec, Scorer]] = field(default_factory=list)
+
+    def rescue(self, config: RescueConfig, concurrency: int) -> Rescue:
+        """A `Rescue` of shared parts."""
+        proposers = [
+            Proposer(self._policy(section.policy), section.candidates, section.detectors, name)
+            for name, section in config.proposers.items()
+        ]
+        return Rescue(
+            proposers,
+            self._scorer(config.scorer),
+            sampling=config.sampling,
+            limits=config.limits,
+            seed=config.seed,
+            stop_at_answer=config.stop_at_answer,
+            when_all_flagged=config.when_all_flagged,
+            on_scorer_error=config.on_scorer_error,
+            on_policy_error=config.on_policy_error,
+            concurrency=concurrency,
+        )
+
+    async def aclose(self) -> None:
+        """Release everything."""
+        for _, policy in self.policies:
+            await policy.aclose()
+        for _, scorer in self.scorers:
+            await scorer.aclose()
+
+    def _policy(self, spec: PolicySpec) -> Policy:
+        for known, policy in self.policies:
+            if known == spec:
+                return policy
+        policy = spec.build()
+        self.policies.append((spec, policy))
+        return policy
+
+    def _scorer(self, spec: ScorerSpec) -> Scorer:
+        for known, scorer in self.scorers:
+            if known == spec:
+                return scorer
+        scorer = spec.build()
+        self.scorers.append((spec, scorer))
+        return scorer
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int = 1,
+    progress: Callable[[Job], None] | None = None,
+) -> list[list[Outcome]]:
+    """Outcomes of each job, in the order of its problems.
+
+    Args:
+        jobs: what to run.
+        workers: processes; with 1 everything runs in this one.
+        progress: called with each finished piece of a job.
+
+    Raises:
+        KVRescueError: whatever a job raises; the others are given up.
+    """
+    pieces = [(number, piece) for number, job in enumerate(jobs) for piece in job.split()]
+    pieces.sort(key=lambda numbered: -numbered[1].weight)  # the longest first
+    found: list[list[Outcome]] = [[] for _ in jobs]
+    results = _here(pieces) if workers == 1 else _in_processes(pieces, workers)
+    for number, piece, outcomes in results:
+        found[number] += outcomes
+        if progress is not None:
+            progress(piece)
+    for outcomes in found:
+        outcomes.sort(key=lambda outcome: outcome.problem)
+    return found
+
+
+def run_job(job: Job, components: Components) -> list[Outcome]:
+    """Solve a job's problems, all of them at once."""
+    config = compose(load_config(job.config), job.method, job.n)
+    bills = {bill.question: (position, bill) for position, bill in job.problems}
+    # The id of a question comes from its text, so `kvrescue solve` draws the same candidates.
+    questions = [as_question(text) for text in bills]
+    outcomes: list[Outcome] = []
+    with components.rescue(config, concurrency=len(questions)) as rescue:
+        for solution in rescue.solve_many(questions, seed=job.seed):
+            position, bill = bills[solution.question.text]
+            outcomes.append(
+                Outcome(
+                    problem=position,
+                    correct=bill.grade(solution.text),
+                    base=solution.tokens.get(BASE, TokenUse()),
+                    helper=solution.tokens.get(HELPER, TokenUse()),
+                    solution=solution if job.keep_solutions else None,
+                )
+            )
+    return outcomes
+
+
+Piece: TypeAlias = tuple[int, Job]
+Result: TypeAlias = tuple[int, Job, list[Outcome]]
+
+
+def _here(pieces: Sequence[Piece]) -> Iterator[Result]:
+    components = Components()
+    try:
+        for number, piece in pieces:
+            yield number, piece, run_job(piece, components)
+    finally:
+        asyncio.run(components.aclose())
+
+
+def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[Result]:
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        futures = {executor.submit(_run_in_worker, piece): (n, piece) for n, piece in pieces}
+        for future in as_completed(futures):
+            number, piece = futures[future]
+            yield number, piece, future.result()
+    except BrokenProcessPool as error:
+        raise KVRescueError(
+            "a worker process ended unexpectedly (out of memory?): try --workers 1"
+        ) from error
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+_worker_components: Final = Components()
+
+
+def _start_worker() -> None:
+    """Set up a worker: one thread of arithmetic, no Ctrl-C (the parent decides), no afterlife."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    with contextlib.suppress(Exception):
+        parent.join()
+    os._exit(1)
+
+
+def _run_in_worker(job: Job) -> list[Outcome]:
+    return run_job(job, _worker_components)

@@ -1,0 +1,69 @@
+"""The four methods of the paper's tables, each a composition of the same parts.
+
+None of them is a branch of the selector: full-KV is the base without its evictor, best-of-N the
+evicted base unscreened and alone, helper-only the helper alone, and KV-Rescue the composition as
+configured.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from kvrescue.config import ProposerConfig, RescueConfig
+from kvrescue.errors import ConfigError
+from kvrescue.evictors.base import Evictor
+from kvrescue.policies.base import PolicySpec
+
+__all__ = ["BASE", "HELPER", "METHODS", "Method", "compose", "evictor_of"]
+
+Method: TypeAlias = Literal["full_kv", "helper", "best_of_n", "kv_rescue"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+BASE: Final = "base"
+HELPER: Final = "helper"
+
+
+def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
+    """The configuration of a method, derived from that of KV-Rescue.
+
+    Args:
+        config: with proposers named `base` (evicted, screened) and `helper`.
+        method: which method.
+        n: candidates of each proposer in a step.
+    """
+    for name in (BASE, HELPER):
+        if name not in config.proposers:
+            raise ConfigError(f"the methods compare proposers {BASE!r} and {HELPER!r}: no {name!r}")
+    if n < 1:
+        raise ConfigError(f"n = {n}: a proposer draws at least one candidate")
+    base, helper = config.proposers[BASE], config.proposers[HELPER]
+    proposers: dict[Method, dict[str, ProposerConfig]] = {
+        "full_kv": {BASE: _changed(base, policy=_without_evictor(base.policy), detectors=())},
+        "helper": {HELPER: helper},
+        "best_of_n": {BASE: _changed(base, detectors=())},
+        "kv_rescue": {BASE: base, HELPER: helper},
+    }
+    chosen = {name: _changed(part, candidates=n) for name, part in proposers[method].items()}
+    return config.model_copy(update={"proposers": chosen})
+
+
+def evictor_of(config: RescueConfig) -> Evictor:
+    """The base's evictor.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    evictor = getattr(config.proposers[BASE].policy, "evictor", None)
+    if not isinstance(evictor, Evictor):
+        raise ConfigError(f"proposer {BASE!r} has no evictor: there would be nothing to rescue")
+    return evictor
+
+
+def _changed(section: ProposerConfig, **fields: Any) -> ProposerConfig:
+    return section.model_copy(update=fields)
+
+
+def _without_evictor(policy: PolicySpec) -> PolicySpec:
+    if "evictor" not in type(policy).model_fields:
+        raise ConfigError(f"a policy of kind {policy.kind!r} has no evictor to leave out")
+    return policy.model_copy(update={"evictor": None})
