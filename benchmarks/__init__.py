@@ -1,0 +1,1 @@
+"""Measurements: ratios, both sides in one run. Nothing here is imported by the library."""
