@@ -95,7 +95,7 @@ class _Search:
     @property
     def limit(self) -> int:
         """So many pending rows of a pair are cheaper to compare with everything at once."""
-        return max(16, self.unit.shape[1] // 6)
+        return min(max(16, self.unit.shape[1] // 6), 64)
 
     def _blocks(self, pending: Tensor, stop: int) -> None:
         """Column blocks from `stop` towards 0 until few rows are pending."""

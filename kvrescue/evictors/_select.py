@@ -17,6 +17,7 @@ PAD = -1
 """Fills the end of rows that keep fewer entries than others."""
 
 
+@torch.no_grad()
 def select(evictor: Evictor, kv: KVSlice) -> Tensor:
     """See `Evictor.select`."""
     _check_shapes(evictor, kv)

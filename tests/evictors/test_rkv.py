@@ -70,6 +70,26 @@ def test_long_caches_take_every_search_path(common: float) -> None:
     np.testing.assert_allclose(fast, slow, rtol=2e-5)
 
 
+@pytest.mark.parametrize("common", [0.0, 0.4, 1.0])
+def test_no_matrix_of_all_pairs(common: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays linear in the length, even when no key resembles another."""
+    made = torch.Generator().manual_seed(3)
+    keys = torch.randn(2, 600, 16, generator=made)
+    keys += common * torch.randn(2, 1, 16, generator=made)
+    largest = 0
+    plain = torch.bmm
+
+    def measured(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        product = plain(a, b)
+        largest = max(largest, product.numel())
+        return product
+
+    monkeypatch.setattr(torch, "bmm", measured)
+    redundancy(keys, 0.9)
+    assert 0 < largest <= 2 * 600 * 100
+
+
 @given(
     seed=seeds,
     length=st.integers(2, 40),

@@ -209,6 +209,29 @@ def test_protected_entries_may_carry_any_score() -> None:
     assert Given(budget=2, window=3).select(kv).tolist() == [[[0, 1, 2, 4, 7, 8, 9]]]
 
 
+@pytest.mark.parametrize("evictor", SELECTING, ids=repr)
+def test_keys_of_a_training_graph_are_fine(evictor: Evictor) -> None:
+    kv = make_slice(1, 14)
+    kept = evictor.select(dataclasses.replace(kv, keys=kv.keys.clone().requires_grad_()))
+    assert torch.equal(kept, evictor.select(kv))
+
+
+@pytest.mark.parametrize("evictor", SELECTING, ids=repr)
+def test_select_leaves_the_cache_untouched_and_accepts_views(evictor: Evictor) -> None:
+    """Engines pass views of a larger store; scoring in place must not write to it."""
+    kv = make_slice(3, 14)
+    store = torch.full((3, 2, 20, 8), 9.0)
+    store[:, :, :14] = kv.keys
+    before = store.clone()
+    queries = kv.queries.clone()
+    view = dataclasses.replace(kv, keys=store[:, :, :14])
+    assert torch.equal(evictor.select(view), evictor.select(kv))
+    assert torch.equal(store, before)
+    assert torch.equal(kv.queries, queries)
+    assert kv.attention is not None
+    assert torch.equal(kv.attention, make_slice(3, 14).attention)
+
+
 def test_no_rows_give_an_empty_selection() -> None:
     assert Given(budget=4, window=2).select(dictate(torch.zeros(0, 2, 12))).shape == (0, 2, 6)
 
