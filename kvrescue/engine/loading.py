@@ -59,6 +59,7 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
 
@@ -105,9 +106,16 @@ def resolve(name: str) -> Checkpoint:
             raise ModelLoadError(f"model = {name!r}: no such GGUF file")
         gguf.require_gguf()
         return Checkpoint(name, str(path.parent), local=True, gguf=path.name)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if _exists(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return _folder(name, path)
     return Checkpoint(name, name, local=False)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long for a file name
+        return False
 
 
 def _folder(name: str, path: Path) -> Checkpoint:
@@ -305,11 +313,17 @@ def _adapt(
     checkpoint: Checkpoint, model: Any, device: torch.device, max_context: int | None
 ) -> ModelAdapter:
     """The model on its device, directed to the engine's attention and compared with itself."""
+    if cap := getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        raise ModelLoadError(
+            f"model = {checkpoint.name!r}: config.attn_logit_softcapping = {cap} is not supported; "
+            f"use a {_FAMILIES} family model"
+        )
     with _load_errors(checkpoint):
         model.to(device).eval()
         limit = context_limit(model.config.get_text_config(), max_context)
         tokens = np.arange(min(_CHECK_TOKENS, limit, model.config.get_text_config().vocab_size))
         decoder = model.get_decoder() if model.get_output_embeddings() is not None else model
+        model.set_attn_implementation("eager")  # the family's own, with all that it does
         with torch.no_grad():
             ids = torch.from_numpy(tokens)[None].to(device)
             expected = decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float()
@@ -320,8 +334,8 @@ def _adapt(
     if error > (1e-3 if adapter.dtype == torch.float32 else 0.1):  # NaN passes: reported in use
         raise ModelLoadError(
             f"model = {checkpoint.name!r}: model type {adapter.config.model_type!r} computes "
-            f"something else on the engine's attention (relative error {error:.1g}); use a Qwen2, "
-            "Qwen3, Llama or Mistral family model"
+            f"something else on the engine's attention (relative error {error:.1g}); use a "
+            f"{_FAMILIES} family model"
         )
     return adapter
 

@@ -46,20 +46,26 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     if sampling.temperature == 0.0:
         return logits.argmax(dim=-1)
     vocab = logits.shape[-1]
-    scaled = logits / sampling.temperature
+    # The largest logit becomes 0 first, so that no temperature, however low, overflows.
+    temperature = max(sampling.temperature, torch.finfo(torch.float32).tiny)
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     if sampling.top_k == 0 and sampling.top_p == 1.0:
-        order, mass = None, torch.softmax(scaled, dim=-1)
+        order, mass = None, torch.softmax(scaled, dim=-1).double()
     elif 0 < sampling.top_k < vocab:
         values, order = scaled.topk(sampling.top_k, dim=-1)
-        mass = torch.softmax(values, dim=-1)
+        mass = torch.softmax(values.double(), dim=-1)
     else:
         values, order = scaled.sort(dim=-1, descending=True, stable=True)
-        mass = torch.softmax(values, dim=-1)
+        mass = torch.softmax(values.double(), dim=-1)
     if sampling.top_p < 1.0:
-        before = mass.cumsum(dim=-1) - mass
-        mass = mass.masked_fill(before >= sampling.top_p, 0.0)
-    cumulative = mass.double().cumsum(dim=-1)
-    target = uniform.to(cumulative) * cumulative[:, -1]
+        enough = mass.cumsum(dim=-1) >= sampling.top_p
+        mass[:, 1:].masked_fill_(enough[:, :-1], 0.0)
+    cumulative = mass.cumsum(dim=-1)
+    total = cumulative[:, -1]
+    # Below the total even where the product rounds up to it, so no token without mass is drawn.
+    target = torch.minimum(
+        uniform.to(total) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     choice = torch.searchsorted(cumulative, target[:, None], right=True)
     choice = choice.clamp(max=mass.shape[-1] - 1)
     return (choice if order is None else order.gather(-1, choice))[:, 0]

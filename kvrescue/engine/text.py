@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 __all__ = ["StepText", "TokenText"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPREAD = 500
 _PROBE = "Let x = 3.\n\nThen  $\\frac{1}{2}$ é 文 😀 #1 kale 4.\n\n0 + 4 = 4."
 
 
@@ -40,7 +41,8 @@ class TokenText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._special = set(tokenizer.all_special_ids)
+        added = tokenizer.added_tokens_decoder
+        self._special = {i for i, t in added.items() if t.special} | set(tokenizer.all_special_ids)
         decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
         kinds = {decoder.get("type")} | {d.get("type") for d in decoder.get("decoders", [])}
         self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
@@ -73,8 +75,21 @@ class TokenText:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether a mixed probe text decodes to what the tokenizer itself decodes it to."""
-        ids = self.tokenizer.encode(_PROBE, add_special_tokens=False)
+        """Whether a mixed probe text, and tokens from all over the vocabulary, decode to what the
+        tokenizer itself decodes them to."""
+        probe = self.tokenizer.encode(_PROBE, add_special_tokens=False)
+        size = len(self.tokenizer)
+        spread = [i for i in range(0, size, max(1, size // _SPREAD)) if self._is_text(i)]
+        return bool(spread) and all(self._decodes_alike(ids) for ids in (probe, spread))
+
+    def _is_text(self, token_id: int) -> bool:
+        """Whether a token is more than silence or part of a character."""
+        try:
+            return self[token_id].decode() != ""
+        except UnicodeDecodeError:
+            return False
+
+    def _decodes_alike(self, ids: list[int]) -> bool:
         expected = self.tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -116,5 +131,5 @@ class StepText:
 
     def finish(self) -> str:
         """The candidate's text; an incomplete character at the end is replaced."""
-        rest = self._utf8.decode(b"", final=True)
-        return "".join(self._parts) + rest
+        rest, _ = self._utf8.getstate()
+        return "".join(self._parts) + rest.decode(errors="replace")

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvrescue.engine.loading import DType
-from kvrescue.engine.prompt import Template
+from kvrescue.engine.prompt import Template, encode_text
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import ConfigError, InputError, ScorerError
 from kvrescue.policies.torch import TorchPolicy
@@ -62,29 +62,35 @@ class LikelihoodScorer(Scorer):
     def _ids(self, candidate: Candidate) -> list[int]:
         if candidate.tokenizer == self.policy.pieces.fingerprint:
             return list(candidate.token_ids)
-        return list(self.policy.tokenizer.encode(candidate.text, add_special_tokens=False))
+        return encode_text(self.policy.tokenizer, candidate.text)
 
     async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
         sequence = await self._session(context)
         ids = [tuple(self._ids(c)) for c in candidates]
         unique = [u for u in dict.fromkeys(ids) if u]
-        engine = self.policy.engine
-        used = engine.stats(sequence).logical_length
-        longest = max(map(len, unique), default=0)
-        if used + longest > self.policy.max_context:
-            raise ScorerError(
-                f"the scorer's context of {self.policy.max_context} tokens is full ({used} used, a "
-                f"candidate needs {longest}); lower limits.max_context of the run"
-            )
+        self._check_room(sequence, max(map(len, unique), default=0), "a candidate")
         values: dict[tuple[int, ...], float] = {(): 0.0}
         if unique:
-            logprobs = await engine.probe(sequence, unique, logprobs=True)
+            logprobs = await self.policy.engine.probe(sequence, unique, logprobs=True)
             values |= {u: self._reduce(lp) for u, lp in zip(unique, logprobs, strict=True)}
         return [values[i] for i in ids]
 
+    def _check_room(self, sequence: ParkedSequence, needed: int, what: str) -> None:
+        used = self.policy.engine.stats(sequence).logical_length
+        if used + needed > self.policy.max_context:
+            raise ScorerError(
+                f"the scorer's context of {self.policy.max_context} tokens is full ({used} used, "
+                f"{what} needs {needed}); lower limits.max_context of the run"
+            )
+
     def _reduce(self, logprobs: Tensor) -> float:
-        pooled = logprobs.mean() if self.reduce == "mean" else logprobs.min()
-        return float(pooled.exp())
+        pooled = float((logprobs.mean() if self.reduce == "mean" else logprobs.min()).exp())
+        if not 0.0 <= pooled <= 1.0:  # NaN too
+            raise ScorerError(
+                f"likelihood scorer: {self.policy.engine.adapter.name} gives a step the "
+                f"probability {pooled}; check the checkpoint and the dtype"
+            )
+        return pooled
 
     async def _session(self, context: Context) -> ParkedSequence:
         sequence, steps = self._sessions.get(context.trajectory, (None, 0))
@@ -99,7 +105,12 @@ class LikelihoodScorer(Scorer):
             self._sessions[context.trajectory] = (sequence, 0)
         tokens = [t for s in context.steps[steps:] for t in self._ids(s.candidate)]
         if tokens:
-            await self.policy.engine.extend(sequence, tokens)
+            self._check_room(sequence, len(tokens), "a committed step")
+            try:
+                await self.policy.engine.extend(sequence, tokens)
+            except BaseException:  # half-way: the next call starts over from the question
+                await self.release(context)
+                raise
         self._sessions[context.trajectory] = (sequence, len(context.steps))
         return sequence
 

