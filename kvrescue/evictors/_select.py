@@ -100,14 +100,15 @@ def _narrow(kv: KVSlice, index: Tensor | None, spec: Spec) -> KVSlice:
     def entries(value: Tensor | None) -> Tensor | None:
         return None if value is None else rows_of(value[:, :, :length])
 
+    keys = rows_of(kv.keys[:, :, :length])
     return dataclasses.replace(
         kv,
-        keys=rows_of(kv.keys[:, :, :length]),
+        keys=keys,
         queries=rows_of(kv.queries[:, :, kv.queries.shape[2] - queries :]),
         values=entries(kv.values),
         positions=entries(kv.positions),
         attention=entries(kv.attention),
-        prefix=None if kv.prefix is None or not prefix else rows_of(kv.prefix),
+        prefix=torch.full((keys.shape[0],), prefix, device=keys.device) if prefix else None,
         lengths=None,
         query_counts=None,
     )
