@@ -84,8 +84,8 @@ class Peer:
             pad_token_id=self.eos,
         )[:, longest:].tolist()
         steps = [self.cut(tokens) for tokens in out]
-        texts = [[self.tokenizer.decode(s, skip_special_tokens=True) for s in steps[i * self.n :][: self.n]]
-                 for i in range(len(runs))]
+        decoded = [str(self.tokenizer.decode(s, skip_special_tokens=True)) for s in steps]
+        texts = [decoded[i * self.n : (i + 1) * self.n] for i in range(len(runs))]
         best = self.score(runs, texts)
         for i, run in enumerate(runs):
             chosen = steps[i * self.n + best[i]]
