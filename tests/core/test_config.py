@@ -383,6 +383,11 @@ def test_overrides_reach_everything() -> None:
     assert config.seed == 5
 
 
+def test_an_override_opens_a_section_that_is_empty() -> None:
+    config = load({**example(), "limits": None}, "limits.max_steps=3")
+    assert config.limits.max_steps == 3
+
+
 def test_an_override_never_changes_the_data_it_was_given() -> None:
     data = example()
     load(data, "proposers.base.policy.evictor.budget=5")

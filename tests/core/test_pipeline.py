@@ -267,8 +267,12 @@ def test_ctrl_c_closes_the_views_and_keeps_the_interrupt() -> None:
         thread.join()
 
 
-def test_closing_cancels_what_is_in_flight() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_closing_cancels_what_is_in_flight(alone: bool) -> None:
     rescue, policy = build(FakePolicy(STEADY, delay=0.05))
+    other, _ = build()
+    if alone:
+        other.close()
     failures: list[Exception] = []
 
     def ask() -> None:
@@ -282,10 +286,13 @@ def test_closing_cancels_what_is_in_flight() -> None:
     while not policy.log.opened:
         time.sleep(0.001)
     rescue.close()
+    assert policy.log.balanced
     thread.join(5)
     assert not thread.is_alive()
     assert "closed while this was in flight" in str(failures[0])
-    assert policy.log.balanced
+    if not alone:
+        assert other.solve("q").steps
+        other.close()
 
 
 def test_closed_is_closed() -> None:

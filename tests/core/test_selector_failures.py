@@ -158,6 +158,34 @@ async def test_an_audit_is_never_masked(degrade: str) -> None:
     assert helper.log.balanced
 
 
+async def test_an_audit_outvotes_another_view_that_cannot_be_closed() -> None:
+    base = FakePolicy(STEADY, trouble=fail_at("close", BoomError("it broke")))
+    helper = FakePolicy(STEADY, trouble=fail_at("close", AuditError("never fired")))
+    with pytest.raises(AuditError, match="never fired"):
+        await StepwiseSelector(
+            [Proposer(base), Proposer(helper, name="helper")], FakeScorer(), limits=LIMITS
+        ).run(QUESTION)
+    assert base.log.balanced
+    assert helper.log.balanced
+
+
+async def test_what_a_user_has_to_mend_is_raised_even_when_degrading() -> None:
+    proposers, base, _ = pair(fail_at("open", InputError("too long")))
+    with pytest.raises(InputError, match="too long"):
+        await StepwiseSelector(proposers, FakeScorer(), on_policy_error="degrade").run(QUESTION)
+    assert base.log.balanced
+
+
+async def test_ties_go_to_the_earlier_proposer_however_long_it_takes_to_open() -> None:
+    same = Habits(words=("a\n\n",), eos=0.0)
+    slow, fast = FakePolicy(same, delay=0.005), FakePolicy(same)
+    solution = await StepwiseSelector(
+        [Proposer(slow), Proposer(fast, name="helper")], FakeScorer(), limits=LIMITS
+    ).run(QUESTION)
+    assert {step.candidate.policy for step in solution.steps} == {"base"}
+    assert [candidate.policy for candidate in solution.steps[0].candidates] == ["base", "helper"]
+
+
 async def test_an_audit_that_fails_after_another_error_is_noted_on_it() -> None:
     base = FakePolicy(STEADY, trouble=fail_at("close", AuditError("never fired")))
     helper = FakePolicy(STEADY, trouble=fail_at("propose", BoomError("it broke")))
