@@ -30,7 +30,8 @@ from kvrescue.types import Solution, TokenUse
 
 __all__ = ["Job", "Outcome", "run_jobs"]
 
-_PROBLEMS_PER_JOB: Final = 50
+_CANDIDATES_AT_ONCE: Final = 400
+"""Of one proposer, in one piece of a job."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Job:
 
     def split(self) -> list[Job]:
         """The same work in pieces."""
-        size = _PROBLEMS_PER_JOB
+        size = max(1, _CANDIDATES_AT_ONCE // self.n)
         starts = range(0, len(self.problems), size)
         return [
             Job(

@@ -1,0 +1,122 @@
+"""docs/cli.md, written from the commands themselves: `python -m kvrescue.cli.reference`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import typer
+
+from kvrescue.cli.app import app
+from kvrescue.cli.failures import exit_codes
+
+__all__ = ["reference"]
+
+_HEAD: Final = """\
+<!-- Written by `python -m kvrescue.cli.reference > docs/cli.md`; a test keeps it up to date. -->
+
+# The command line
+
+`kvrescue` and `python -m kvrescue` are the same. What was asked for goes to standard output,
+errors and progress to standard error. A user's error is one line there and never a stack trace;
+`--debug`, or `KVRESCUE_DEBUG=1`, shows where it comes from. `NO_COLOR=1` turns colours off, and
+`KVRESCUE_PLUGINS` lists plugins to load, separated by commas.
+
+Every command has `--json`: standard output then holds one JSON document and nothing else. After
+an error it is `{"error": {"type", "message", "exit_code"}}`.
+"""
+
+_NOTES: Final = {
+    "demo": """\
+The four methods are compositions of the same parts: `full_kv` is the base without its evictor and
+`helper` the helper, each with one candidate and no detectors; `best_of_n` is the evicted base,
+unscreened, with N candidates a step; `kv_rescue` is the preset with N candidates of the evicted,
+screened base and N of the helper. The scorer is the preset's in all of them.
+
+The JSON document describes the headline setting (the smallest budget, and N) at its top level:
+
+- `problems`, `budget`, `window`, `n`: the setting.
+- `recovery`, `recovery_ci`: (A_kvr - A_evict) / (A_full - A_evict), and 95 % of it by a bootstrap
+  over problems; null when eviction lost nothing.
+- `rows`: one per method, with `method`, `n`, `accuracy`, `accuracy_ci` (Wilson, 95 %),
+  `base_tokens`, `helper_tokens`, `aborted`, `helper_share`.
+- `example`: the first problem that evicted base and helper fail alone and KV-Rescue solves, with
+  N = 1; null when there is none.
+- `settings`: the same object for each N at the smallest budget.
+- `helper_only`: rows of the helper, stepwise, with 2N candidates: as many as KV-Rescue draws.
+- `sweep`: the same object for each budget, with N = 1.
+- `seed`, `seconds`, `versions`: of this run.
+
+Accuracies and shares are fractions. `base_tokens` and `helper_tokens` are means per problem of all
+tokens generated, those of rejected and aborted candidates included. `aborted` counts the base's
+candidates that a detector ended, over all problems. `helper_share` is the share of committed steps
+that the helper wrote, null where it takes no part.
+""",
+    "solve": """\
+`--json` prints the solution: steps with every candidate and score, answer, token and cache
+accounts. `--trace` appends each event as one JSON line, flushed at once, so that a run that is
+interrupted leaves everything up to that moment.
+""",
+    "doctor": """\
+Each check is `ok`, `warn` (something optional is missing) or `fail`, with the way out. The
+self-tests load the tiny trio: base and helper must write the very tokens that `generate` of
+transformers writes, and the PRM must tell a right step from a wrong one.
+""",
+}
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    root: Any = typer.main.get_command(app)
+    sections = [_HEAD, _exit_codes()]
+    sections += ["\n".join(_command(name, command)) for name, command in _commands(root, "")]
+    return "\n".join(sections)
+
+
+def _exit_codes() -> str:
+    lines = ["## Exit codes", "", "| code | meaning |", "|---|---|"]
+    lines += [f"| {code} | {meaning} |" for code, meaning in exit_codes().items()]
+    return "\n".join([*lines, ""])
+
+
+def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield f"{prefix}{name}", command
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    usage = [f"[{p.name.upper()}]" if not p.required else p.name.upper() for p in arguments]
+    yield f"## kvrescue {name}"
+    yield ""
+    yield f"`{' '.join(['kvrescue', name, '[OPTIONS]', *usage])}`"
+    yield ""
+    yield _prose(command.help or "")
+    yield ""
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for argument in arguments:
+        yield f"| `{argument.name.upper()}` | {_cell(argument.help)} |"
+    for option in options:
+        names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
+        value = "" if option.is_flag else f" `{option.metavar or option.type.name.upper()}`"
+        yield f"| {names}{value} | {_cell(option.help)} |"
+    yield ""
+    if name in _NOTES:
+        yield _NOTES[name]
+
+
+def _prose(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

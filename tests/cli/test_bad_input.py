@@ -1,0 +1,235 @@
+"""Every way to ask wrongly: a typed error on one line, a documented exit code, no stack trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvrescue.cli.failures import exit_codes
+from kvrescue.questions import MAX_QUESTION_CHARACTERS
+from tests.cli.run import Ran, fails
+
+
+class TestQuestions:
+    @pytest.mark.parametrize("question", ["", "   ", "\n\n"])
+    def test_empty(self, config: str, question: str) -> None:
+        assert "empty" in fails(3, "InputError", "solve", question, "--config", config)
+
+    @pytest.mark.parametrize("stdin", [None, "", "  \n"])
+    def test_none_at_all(self, config: str, stdin: str | None) -> None:
+        assert "no question" in fails(3, "InputError", "solve", "--config", config, stdin=stdin)
+
+    def test_too_many_characters(self, config: str, tmp_path: Path) -> None:
+        text = "x" * (MAX_QUESTION_CHARACTERS + 1)
+        assert "limit" in fails(3, "InputError", "solve", text, "--config", config)
+        assert "limit" in fails(3, "InputError", "solve", "-", "--config", config, stdin=text * 2)
+        file = tmp_path / "long.txt"
+        file.write_text(text * 3)
+        assert "limit" in fails(3, "InputError", "solve", "-f", str(file), "--config", config)
+
+    def test_longer_than_the_context(self, config: str) -> None:
+        arguments = ["solve", "q", "--config", config, "--set", "limits.max_context=3"]
+        assert "context" in fails(3, "InputError", *arguments)
+
+    def test_file_that_cannot_be_read(self, config: str, tmp_path: Path) -> None:
+        missing = str(tmp_path / "missing.txt")
+        assert missing in fails(3, "InputError", "solve", "-f", missing, "--config", config)
+        folder = str(tmp_path)
+        assert folder in fails(3, "InputError", "solve", "-f", folder, "--config", config)
+
+    def test_file_that_is_no_text(self, config: str, tmp_path: Path) -> None:
+        file = tmp_path / "binary"
+        file.write_bytes(b"\xff\xfe\x00\x80")
+        message = fails(3, "InputError", "solve", "-f", str(file), "--config", config)
+        assert "UTF-8" in message
+
+    def test_standard_input_that_is_no_text(self, config: str) -> None:
+        message = fails(3, "InputError", "solve", "--config", config, stdin=b"\xff\xfe\x80")
+        assert "UTF-8" in message
+
+
+class TestConfigurations:
+    def test_unknown_preset(self) -> None:
+        message = fails(4, "UnknownNameError", "solve", "q", "--preset", "tinny")
+        assert "did you mean 'tiny'" in message
+
+    def test_file_that_is_not_there(self) -> None:
+        assert "cannot be read" in fails(4, "ConfigError", "config", "--config", "missing.yaml")
+
+    def test_folder(self, tmp_path: Path) -> None:
+        assert "cannot be read" in fails(4, "ConfigError", "config", "--config", str(tmp_path))
+
+    def test_binary_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "binary"
+        file.write_bytes(bytes(range(256)))
+        assert "cannot be read" in fails(4, "ConfigError", "config", "--config", str(file))
+
+    @pytest.mark.parametrize("text", ["a: [", "just words", "- 1\n- 2", "", "a: 1\na: 2"])
+    def test_no_configuration(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "odd.yaml"
+        file.write_text(text)
+        assert str(file) in fails(4, "ConfigError", "config", "--config", str(file))
+
+    @pytest.mark.parametrize(
+        ("override", "expected"),
+        [
+            ("proposers.base.candidates=0", "greater than or equal to 1"),
+            ("limits.max_steps=0", "greater than or equal to 1"),
+            ("limits.max_context=-1", "greater than or equal to 1"),
+            ("nonsense", "should look like"),
+            ("seed=[", "not YAML"),
+        ],
+    )
+    def test_bad_values(self, config: str, override: str, expected: str) -> None:
+        message = fails(4, "ConfigError", "solve", "q", "--config", config, "--set", override)
+        assert expected in message
+
+    @pytest.mark.parametrize(
+        ("override", "nearest"),
+        [
+            ("limits.max_step=3", "max_steps"),
+            ("proposers.bse.candidates=1", "base"),
+            ("scorer.kind=fakee", "fake"),
+            ("proposers.base.policy.dely=1", "delay"),
+        ],
+    )
+    def test_unknown_names(self, config: str, override: str, nearest: str) -> None:
+        message = fails(4, "UnknownNameError", "config", "--config", config, "--set", override)
+        assert f"did you mean '{nearest}'" in message
+
+    @pytest.mark.parametrize("budget", [0, -3])
+    def test_budget_of_nothing(self, budget: int) -> None:
+        override = f"proposers.base.policy.evictor.budget={budget}"
+        assert "budget" in fails(4, "ConfigError", "config", "--set", override)
+
+    def test_unreachable_detector(self) -> None:
+        override = "proposers.base.detectors.entropy.threshold=7.0"
+        assert "7" in fails(4, "DetectorError", "solve", "q", "--set", override)
+
+
+class TestDemo:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--n", "0"),
+            ("--n", "-1"),
+            ("--problems", "0"),
+            ("--problems", "1000000"),
+            ("--budget", "0"),
+            ("--budget", "16", "--budget", "-2"),
+            ("--workers", "0"),
+            ("--set", "proposers.base.policy.evictor=null"),
+        ],
+    )
+    def test_numbers_out_of_range(self, arguments: tuple[str, ...]) -> None:
+        fails(4, "ConfigError", "demo", *arguments)
+
+    def test_problem_before_the_first(self) -> None:
+        assert "numbered from 0" in fails(4, "ConfigError", "problem", "--index", "-1")
+
+
+class TestPlugins:
+    def test_module_that_is_not_there(self) -> None:
+        message = fails(5, "PluginError", "plugins", "--plugin", "no_such_module")
+        assert "cannot be imported" in message
+
+    def test_misspelt_hook(self, tmp_path: Path) -> None:
+        file = tmp_path / "misspelt.py"
+        file.write_text("def kvrescue_register_detector(register): ...\n")
+        message = fails(5, "PluginError", "plugins", "--plugin", str(file))
+        assert "did you mean 'kvrescue_register_detectors'" in message
+
+    def test_unknown_component(self) -> None:
+        message = fails(4, "UnknownNameError", "plugins", "show", "detector", "gzipp")
+        assert "did you mean 'gzip'" in message
+        message = fails(4, "UnknownNameError", "plugins", "show", "detectors", "gzip")
+        assert "did you mean 'detector'" in message
+
+
+class TestRuns:
+    def test_trace_that_cannot_be_written(self, config: str, tmp_path: Path) -> None:
+        path = str(tmp_path / "no" / "trace.jsonl")
+        message = fails(4, "ConfigError", "solve", "q", "--config", config, "--trace", path)
+        assert "cannot be written" in message
+        message = fails(
+            4, "ConfigError", "solve", "q", "--config", config, "--trace", str(tmp_path)
+        )
+        assert "cannot be written" in message
+
+    def test_policy_that_fails(self, config: str) -> None:
+        override = "proposers.base.policy.broken=true"
+        message = fails(8, "PolicyError", "solve", "q", "--config", config, "--set", override)
+        assert "on fire" in message
+
+    @pytest.mark.parametrize("score", [".nan", "1.5"])
+    def test_scores_that_are_none(self, config: str, score: str) -> None:
+        override = f"scorer.wrong={score}"
+        fails(9, "ScorerError", "solve", "q", "--config", config, "--set", override)
+
+    def test_weights_that_are_not_there(self, tmp_path: Path) -> None:
+        override = f"proposers.base.policy.model={tmp_path / 'nothing'}"
+        assert "nothing" in fails(6, "ModelLoadError", "solve", "q", "--set", override)
+
+    def test_weights_that_are_broken(self, tmp_path: Path) -> None:
+        from importlib import resources
+
+        original = Path(str(resources.files("kvrescue.presets") / "tiny" / "base"))
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        for file in original.iterdir():
+            (broken / file.name).write_bytes(file.read_bytes())
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        override = f"proposers.base.policy.model={broken}"
+        assert "cannot be loaded" in fails(6, "ModelLoadError", "solve", "q", "--set", override)
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("solv",),
+            ("solve", "--no-such-option"),
+            ("solve", "q", "--preset", "tiny", "--config", "x.yaml"),
+            ("solve", "q", "--file", "x.txt"),
+            ("demo", "--n", "three"),
+        ],
+    )
+    def test_exit_code_2(self, arguments: tuple[str, ...]) -> None:
+        ran = Ran(*arguments)
+        assert ran.code == 2
+        assert "Error" in ran.stderr
+        assert ran.stdout == ""
+        again = Ran(*arguments, "--json")
+        assert again.code == 2
+        assert again.json["error"]["type"] == "UsageError"
+
+    def test_json_after_two_dashes_is_a_question(self, config: str) -> None:
+        ran = Ran("solve", "--config", config, "--set", "limits.max_context=3", "--", "--json")
+        assert ran.code == 3
+        assert ran.stdout == ""
+
+
+class TestDebug:
+    def test_stack_trace_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "Traceback" in Ran("--debug", "config", "--preset", "no").stderr
+        monkeypatch.setenv("KVRESCUE_DEBUG", "1")
+        assert "Traceback" in Ran("config", "--preset", "no").stderr
+        monkeypatch.setenv("KVRESCUE_DEBUG", "0")
+        assert "Traceback" not in Ran("config", "--preset", "no").stderr
+
+    def test_unexpected_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def explode(*_: object, **__: object) -> None:
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr("kvrescue.config.load_config", explode)
+        ran = Ran("config")
+        assert ran.code == 1
+        assert ran.stderr.strip() == "error: unexpected RuntimeError: boom (--debug shows where)"
+
+
+def test_every_exit_code_is_explained_in_help() -> None:
+    shown = Ran("--help").stdout
+    for code in exit_codes():
+        assert f"{code} " in shown

@@ -1,0 +1,84 @@
+"""What only a process of its own shows: start-up, Ctrl-C, and readers that go away."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(*arguments: str, code: str | None = None) -> subprocess.Popen[str]:
+    command = ["-c", code] if code is not None else ["-m", "kvrescue", *arguments]
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["demo", "--help"], ["plugins"], ["problem"], ["config", "--preset", "no"]],
+)
+def test_no_framework_before_it_is_needed(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from kvrescue.cli.app import app
+try:
+    app({arguments!r})
+except SystemExit:
+    pass
+heavy = {{"torch", "transformers", "numpy", "scipy"}} & set(sys.modules)
+sys.exit(f"imported: {{heavy}}" if heavy else 0)
+"""
+    process = start(code=code)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+
+
+def test_interrupt_keeps_the_trace(config: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    slow = [
+        f"proposers.{name}.policy.{option}"
+        for name in ("base", "helper")
+        for option in ("delay=0.05", "eos=0", "words=[step]")
+    ]
+    overrides = [part for override in slow for part in ("--set", override)]
+    process = start("solve", "q", "--config", config, "--trace", str(trace), *overrides)
+    try:
+        deadline = time.monotonic() + 60
+        while not trace.exists() or trace.read_text().count("\n") < 6:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
+    assert events[0] == "trajectory_started"
+    assert "step_committed" in events
+    assert "trajectory_finished" not in events
+
+
+def test_reader_that_goes_away(config: str) -> None:
+    process = start("config", "--config", config, code=None)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert errors == ""
+    process.stderr.close()
