@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 from kvrescue.errors import InputError
@@ -14,7 +13,7 @@ MAX_QUESTION_CHARACTERS: Final = 100_000
 
 
 def as_question(question: Question | str) -> Question:
-    """A checked question; a text gets an id that depends on the text alone, for the seeds' sake.
+    """A checked question; a text becomes a `Question` with the id that follows from it.
 
     Raises:
         InputError: it is blank, longer than `MAX_QUESTION_CHARACTERS`, or not valid Unicode.
@@ -29,9 +28,7 @@ def as_question(question: Question | str) -> Question:
             f"the question has {len(text)} characters; the limit is {MAX_QUESTION_CHARACTERS}"
         )
     try:
-        encoded = text.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"the question is not valid Unicode: {error.reason}") from error
-    if isinstance(question, Question):
-        return question
-    return Question(text, hashlib.blake2b(encoded, digest_size=6).hexdigest())
+    return question if isinstance(question, Question) else Question(text)

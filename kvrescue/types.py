@@ -6,6 +6,7 @@ plus the committed steps; a *candidate* is one proposed step.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,15 @@ class Question:
     """A problem to solve."""
 
     text: str
-    id: str = "question"
+    id: str = ""
+    """Seeds depend on it. Left empty it becomes a hash of the text, so that two questions do not
+    share their random numbers and one question always has the same."""
+
+    def __post_init__(self) -> None:
+        if not self.id and isinstance(self.text, str):
+            encoded = self.text.encode(errors="surrogatepass")
+            digest = hashlib.blake2b(encoded, digest_size=6).hexdigest()
+            object.__setattr__(self, "id", digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvrescue.engine.loading import (
 )
 from kvrescue.engine.prompt import Template, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
-from kvrescue.errors import InputError, PolicyError
+from kvrescue.errors import CapacityError, InputError, PolicyError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
 from kvrescue.registry import EvictorField
@@ -175,7 +175,7 @@ class TorchView(View):
             encoded = self.policy.tokenizer.encode(candidate.text, add_special_tokens=False)
             tokens = tuple(int(t) for t in encoded)
         if len(tokens) > self.room:
-            raise PolicyError(
+            raise CapacityError(
                 f"{self.name}: a step of {len(tokens)} tokens does not fit the {self.room} left"
             )
         sequence.forks.clear()
