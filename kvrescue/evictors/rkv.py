@@ -52,7 +52,9 @@ class RKV(Evictor):
     lam: float = Field(default=0.1, ge=0.0, le=1.0, allow_inf_nan=False)
     """Weight of importance against redundancy."""
     similarity_threshold: float | None = Field(default=0.5, ge=0.0, le=1.0, allow_inf_nan=False)
-    """Cosine above which two entries say the same; None turns the exemption off."""
+    """Cosine above which two entries say the same. None turns the exemption off: the search for
+    the last neighbour is half of what a select costs, and on the keys of SmolLM2-135M (5 layers,
+    budget 64) it changed at most one kept entry of 200."""
 
     _odd = field_validator("kernel_size")(odd)
 
