@@ -72,7 +72,9 @@ def _wrong_sum(bill: Bill, entry: int, rng: random.Random) -> str:
     kinds, weights = ("result", "price", "total", "both", "look-up"), (60, 15, 15, 5, 5)
     match rng.choices(kinds, weights)[0]:
         case "result":
-            return sum_step(total, price, _within(0, total + price + _slip(rng), MAX_TOTAL))
+            near = _within(0, total + price + _slip(rng), MAX_TOTAL)
+            result = near if rng.random() < 0.6 else rng.randint(0, MAX_TOTAL)
+            return sum_step(total, price, result)
         case "price":
             added = other_price if rng.random() < 0.7 else price
             return sum_step(total, other_price, _within(0, total + added, MAX_TOTAL))

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from transformers import Qwen2ForCausalLM
 
 from scripts.train_tiny.batches import Encoder
-from scripts.train_tiny.prm_data import RIGHT, RowSource, Sampled, TreeBatch, pack
+from scripts.train_tiny.corruption import wrong_step
+from scripts.train_tiny.prm_data import RIGHT, Candidates, RowSource, Sampled, TreeBatch, pack
 from scripts.train_tiny.prm_model import StepRewardModel
 from scripts.train_tiny.prm_start import Trunk, start_prm, wire_comparison
 
@@ -81,11 +82,23 @@ def train_prm(
 def accuracy_by_kind(
     prm: StepRewardModel, held_out: Sequence[Sampled], encoder: Encoder, batch: int = 8
 ) -> dict[str, tuple[float, int]]:
-    """Share judged rightly at 0.5, and number, of sampled wrong steps by kind and of right ones."""
+    """Share judged rightly at 0.5, and number, of wrong steps by kind and of right ones.
+
+    The wrong ones are up to four samples and three written corruptions per step.
+    """
+    rng = random.Random("held out")
+
+    def candidates(example: Sampled) -> Candidates:
+        written = [
+            [tuple(encoder.text(wrong_step(example.bill, place, rng))) for _ in range(3)]
+            for place in range(len(example.wrong))
+        ]
+        return [drawn[:4] + more for drawn, more in zip(example.wrong, written, strict=True)]
+
     hits: dict[str, list[bool]] = defaultdict(list)
     for start in range(0, len(held_out), batch):
         part = held_out[start : start + batch]
-        packed = pack(encoder, [(s.bill, [step[:6] for step in s.wrong]) for s in part])
+        packed = pack(encoder, [(example.bill, candidates(example)) for example in part])
         ends = packed.step_ends
         hidden = _final_hidden(prm, packed)[0][ends.rows, ends.columns]
         verdicts = prm.probability(hidden) > 0.5

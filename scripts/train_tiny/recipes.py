@@ -29,13 +29,13 @@ HELPER = Recipe(
     largest_taught_sum=80,
 )
 
-PRM = PrmRecipe(steps=400)
+PRM = PrmRecipe(steps=700)
 
 MAX_STEP_TOKENS = 24
 MAX_OUTPUT_TOKENS = 256
 BUDGETS = (16, 64, 96, 128)
 """The budgets that are reported: from nearly nothing kept to nearly everything."""
-CANDIDATE_BUDGETS = (16, 32, 64, 96)
+CANDIDATE_BUDGETS = (16, 32)
 """Where the PRM's hard examples are sampled."""
 CANDIDATE_PROBLEMS = 120
 HELD_OUT_PROBLEMS = 24
