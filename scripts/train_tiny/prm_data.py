@@ -16,12 +16,15 @@ from torch import Tensor
 from kvrescue.evaluation.bill import Bill, draw_bill
 from scripts.train_tiny.batches import Encoder
 from scripts.train_tiny.corruption import wrong_step
-from scripts.train_tiny.tokenizer import END_OF_TEXT_ID, STEP_END_ID
+from scripts.train_tiny.tokenizer import END_OF_TEXT_ID, INDICES, STEP_END_ID, TOKEN_ID
 
 RIGHT = "right"
 _STEM = 0
 _NOWHERE = -1
 _MASKED = -1e9
+_INDEX_IDS = frozenset(TOKEN_ID[index] for index in INDICES)
+_LOOK_UP_LENGTH = 4
+"""A look-up has four tokens ("#1 |kale| 4|."); the answer starts alike and is longer."""
 
 Candidates = list[list[tuple[int, ...]]]
 """Per step of a solution, candidate token ids."""
@@ -133,15 +136,12 @@ def common_prefix(body: Sequence[int], right: Sequence[int]) -> int:
 
 
 def kind_of_error(right: Sequence[int], agreed: int) -> str:
-    """The name of the first wrong token's place in a right step of this length.
-
-    Look-ups have four tokens ("#1 |kale| 4|."), answers six, sums seven.
-    """
-    names = {
-        4: ("index", "item", "price"),
-        6: ("index", "item", "tail", "answer"),
-        7: ("total", "tail", "price copy", "tail", "sum"),
-    }[len(right)]
+    """The name of the first wrong token's place in a right step."""
+    if right[0] in _INDEX_IDS:
+        is_look_up = len(right) == _LOOK_UP_LENGTH
+        names = ("index", "item", "price") if is_look_up else ("index", "item", "tail", "answer")
+    else:
+        names = ("total", "tail", "price copy", "tail", "sum")
     return names[agreed] if agreed < len(names) else "tail"
 
 
