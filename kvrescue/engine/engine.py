@@ -44,10 +44,10 @@ class Engine:
         max_live_rows: int = 1024,
     ) -> None:
         self.adapter = adapter
-        self.evictor = evictor
         self.pieces = pieces
         self.eos = eos
         self.runner = Runner(adapter, evictor)
+        self.evictor = self.runner.evictor
         self.parked = ParkedRows(self.runner)
         self.live = LiveRows(self.runner, self.parked, max_live_rows)
         self._open: set[ParkedSequence] = set()

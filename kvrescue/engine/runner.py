@@ -24,6 +24,8 @@ class Runner:
 
     def __init__(self, adapter: ModelAdapter, evictor: Evictor | None) -> None:
         self.adapter = adapter
+        if evictor is not None and not evictor.bounded:
+            evictor = None  # keeping everything is what a store does by itself
         self.evictor = evictor
         self.shape = adapter.shape(
             observation=evictor.observation if evictor else 0,

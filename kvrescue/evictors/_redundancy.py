@@ -22,6 +22,8 @@ __all__ = ["redundancy"]
 _EPS = 1e-8
 _FIRST_BLOCK = 8
 _BLOCK = 32
+_SMALL = 64
+"""Up to this length the whole S at once is cheaper than searching it."""
 
 
 def redundancy(keys: Tensor, threshold: float | None) -> Tensor:
@@ -35,7 +37,7 @@ def redundancy(keys: Tensor, threshold: float | None) -> Tensor:
     if threshold is None:
         sums = torch.bmm(total, unit.mT).squeeze(1) - own
     else:
-        start = max(0, length - _FIRST_BLOCK)
+        start = 0 if length <= _SMALL else length - _FIRST_BLOCK
         # One pass over the keys for both the sums and the newest columns of S.
         products = torch.bmm(torch.cat((total, unit[:, start:]), dim=1), unit.mT)
         sums = products[:, 0] - own

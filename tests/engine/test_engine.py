@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvrescue.detectors.base import Detector, DetectorState, TokenEvent
 from kvrescue.engine.engine import Engine
 from kvrescue.errors import NonFiniteLogitsError, PolicyError
-from kvrescue.evictors import RKV
+from kvrescue.evictors import RKV, NoEviction
 from kvrescue.policies.base import Sampling
 from kvrescue.types import StopReason, Verdict
 from tests.engine.models import VOCAB, engine_for, random_model, shared_model
@@ -227,6 +227,14 @@ def test_an_engine_serves_one_loop_after_the_other() -> None:
         return out
 
     assert asyncio.run(run()) == asyncio.run(run())
+
+
+async def test_an_evictor_that_keeps_everything_is_a_full_context_engine() -> None:
+    engine = engine_for(shared_model(), NoEviction())
+    sequence = await engine.open(PROMPT)
+    assert engine.stats(sequence).bound is None
+    assert engine.stats(sequence).physical_length == len(PROMPT)
+    engine.close(sequence)
 
 
 async def test_probe_equals_extending_each_continuation() -> None:
