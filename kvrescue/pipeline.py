@@ -15,8 +15,9 @@ from kvrescue.background import BackgroundLoop, Job, ended, result_of, stop_all
 from kvrescue.config import ConfigSource, RescueConfig, load_config
 from kvrescue.errors import ConfigError, KVRescueError
 from kvrescue.events import Event
+from kvrescue.parts import Parts
 from kvrescue.plugins import Plugins
-from kvrescue.policies.base import Policy, PolicySpec, Sampling
+from kvrescue.policies.base import Sampling
 from kvrescue.questions import as_question
 from kvrescue.rules import Limits, OnError, WhenAllFlagged
 from kvrescue.scorers.base import Scorer
@@ -91,7 +92,7 @@ class Rescue:
         self.concurrency = concurrency
         self.config: RescueConfig | None = None
         """What `from_config` read, in full."""
-        self._owned: list[Policy | Scorer] = []
+        self._owned = Parts()
         self._slots: asyncio.Semaphore | None = None
         self._jobs: set[Job[Any]] = set()
         self._closed = False
@@ -107,6 +108,7 @@ class Rescue:
         *,
         plugins: Plugins | None = None,
         observers: Sequence[Observer] = (),
+        parts: Parts | None = None,
     ) -> Self:
         """Build everything from a preset's name, a YAML file, data or a configuration.
 
@@ -117,6 +119,8 @@ class Rescue:
             overrides: "path=value" assignments; see `load_config`.
             plugins: see the class.
             observers: see the class.
+            parts: where built policies and scorers are looked up and kept, for several `Rescue`s
+                of the same models; they then stay the caller's to close.
 
         Raises:
             ConfigError: the configuration is wrong (`UnknownNameError`: a name in it).
@@ -124,22 +128,12 @@ class Rescue:
             DependencyError: a component needs a package that is not installed.
         """
         config = load_config(source, overrides, plugins=plugins)
-        built: list[tuple[PolicySpec, Policy]] = []
-        owned: list[Policy | Scorer] = []
+        own = parts is None
+        parts = Parts() if parts is None else parts
         try:
-            proposers = []
-            for name, section in config.proposers.items():
-                policy = next((made for spec, made in built if spec == section.policy), None)
-                if policy is None:
-                    policy = section.policy.build()
-                    built.append((section.policy, policy))
-                    owned.append(policy)
-                proposers.append(Proposer(policy, section.candidates, section.detectors, name))
-            scorer = config.scorer.build()
-            owned.append(scorer)
             rescue = cls(
-                proposers,
-                scorer,
+                parts.proposers(config),
+                parts.scorer(config.scorer),
                 sampling=config.sampling,
                 limits=config.limits,
                 seed=config.seed,
@@ -152,10 +146,12 @@ class Rescue:
                 observers=observers,
             )
         except BaseException:
-            _close_now(owned)
+            if own:
+                _close_now(parts)
             raise
         rescue.config = config
-        rescue._owned = owned
+        if own:
+            rescue._owned = parts
         return rescue
 
     # -- solving ------------------------------------------------------------------------------
@@ -261,9 +257,9 @@ class Rescue:
             return
         self._closed = True
         stop_all(self._jobs)
-        owned, self._owned = self._owned, []
+        owned, self._owned = self._owned, Parts()
         try:
-            self._loop.submit(_close_all(owned)).future.result()
+            self._loop.submit(owned.aclose()).future.result()
         finally:
             self._give_back()
 
@@ -340,19 +336,11 @@ def _wait(job: Job[T]) -> T:
         raise
 
 
-def _close_now(parts: Sequence[Policy | Scorer]) -> None:
+def _close_now(parts: Parts) -> None:
     if not parts:
         return
     loop = BackgroundLoop.lease()
     try:
-        loop.submit(_close_all(parts)).future.result()
+        loop.submit(parts.aclose()).future.result()
     finally:
         BackgroundLoop.give_back(loop)
-
-
-async def _close_all(parts: Sequence[Policy | Scorer]) -> None:
-    """Close every part, even when one of them fails; the first failure is raised."""
-    results = await asyncio.gather(*(part.aclose() for part in parts), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

@@ -10,22 +10,21 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from kvrescue.config import RescueConfig, load_config
+from kvrescue.config import load_config
 from kvrescue.errors import KVRescueError
 from kvrescue.evaluation.bill import Bill
 from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
+from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue
-from kvrescue.policies.base import Policy, PolicySpec
 from kvrescue.questions import as_question
-from kvrescue.scorers.base import Scorer, ScorerSpec
-from kvrescue.selector import Proposer
 from kvrescue.types import Solution, TokenUse
 
 __all__ = ["Job", "Outcome", "run_jobs"]
@@ -81,56 +80,6 @@ class Outcome:
     """Kept where a job asks for it."""
 
 
-@dataclass
-class Components:
-    """Policies and scorers, built once and used by one `Rescue` after the other."""
-
-    policies: list[tuple[PolicySpec, Policy]] = field(default_factory=list)
-    scorers: list[tuple[ScorerSpec, Scorer]] = field(default_factory=list)
-
-    def rescue(self, config: RescueConfig, concurrency: int) -> Rescue:
-        """A `Rescue` of shared parts."""
-        proposers = [
-            Proposer(self._policy(section.policy), section.candidates, section.detectors, name)
-            for name, section in config.proposers.items()
-        ]
-        return Rescue(
-            proposers,
-            self._scorer(config.scorer),
-            sampling=config.sampling,
-            limits=config.limits,
-            seed=config.seed,
-            stop_at_answer=config.stop_at_answer,
-            when_all_flagged=config.when_all_flagged,
-            on_scorer_error=config.on_scorer_error,
-            on_policy_error=config.on_policy_error,
-            concurrency=concurrency,
-        )
-
-    async def aclose(self) -> None:
-        """Release everything."""
-        for _, policy in self.policies:
-            await policy.aclose()
-        for _, scorer in self.scorers:
-            await scorer.aclose()
-
-    def _policy(self, spec: PolicySpec) -> Policy:
-        for known, policy in self.policies:
-            if known == spec:
-                return policy
-        policy = spec.build()
-        self.policies.append((spec, policy))
-        return policy
-
-    def _scorer(self, spec: ScorerSpec) -> Scorer:
-        for known, scorer in self.scorers:
-            if known == spec:
-                return scorer
-        scorer = spec.build()
-        self.scorers.append((spec, scorer))
-        return scorer
-
-
 def run_jobs(
     jobs: Sequence[Job],
     workers: int = 1,
@@ -159,14 +108,15 @@ def run_jobs(
     return found
 
 
-def run_job(job: Job, components: Components) -> list[Outcome]:
+def run_job(job: Job, parts: Parts) -> list[Outcome]:
     """Solve a job's problems, all of them at once."""
     config = compose(load_config(job.config), job.method, job.n)
     bills = {bill.question: (position, bill) for position, bill in job.problems}
     # The id of a question comes from its text, so `kvrescue solve` draws the same candidates.
     questions = [as_question(text) for text in bills]
     outcomes: list[Outcome] = []
-    with components.rescue(config, concurrency=len(questions)) as rescue:
+    config = config.model_copy(update={"concurrency": len(questions)})
+    with Rescue.from_config(config, parts=parts) as rescue:
         for solution in rescue.solve_many(questions, seed=job.seed):
             position, bill = bills[solution.question.text]
             outcomes.append(
@@ -186,12 +136,12 @@ Result: TypeAlias = tuple[int, Job, list[Outcome]]
 
 
 def _here(pieces: Sequence[Piece]) -> Iterator[Result]:
-    components = Components()
+    parts = Parts()
     try:
         for number, piece in pieces:
-            yield number, piece, run_job(piece, components)
+            yield number, piece, run_job(piece, parts)
     finally:
-        asyncio.run(components.aclose())
+        asyncio.run(parts.aclose())
 
 
 def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[Result]:
@@ -199,7 +149,8 @@ def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
-        futures = {executor.submit(_run_in_worker, piece): (n, piece) for n, piece in pieces}
+        with _deaf_children():
+            futures = {executor.submit(_run_in_worker, piece): (n, piece) for n, piece in pieces}
         for future in as_completed(futures):
             number, piece = futures[future]
             yield number, piece, future.result()
@@ -215,16 +166,26 @@ def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[Result]:
         executor.shutdown(cancel_futures=True)
 
 
-_worker_components: Final = Components()
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_worker_parts: Final = Parts()
 
 
 def _start_worker() -> None:
-    """Set up a worker: one thread of arithmetic, no Ctrl-C (the parent decides), no afterlife."""
-    import signal
-
+    """Set up a worker: one thread of arithmetic, and no life after its parent's."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -238,4 +199,4 @@ def _end_with(parent: Any) -> None:
 
 
 def _run_in_worker(job: Job) -> list[Outcome]:
-    return run_job(job, _worker_components)
+    return run_job(job, _worker_parts)
