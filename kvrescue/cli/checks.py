@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from kvrescue.errors import KVRescueError
 
@@ -26,7 +27,7 @@ _EXTRAS: Final = {
 }
 """Extras with the packages that show that they are installed."""
 
-_HUB: Final = ("huggingface.co", 443)
+_HUB: Final = "https://huggingface.co"
 _HUB_SECONDS: Final = 2.0
 _SELF_TEST_TOKENS: Final = 24
 
@@ -115,16 +116,19 @@ def _hub() -> Check:
             return Check(
                 "hub", "warn", f"offline: {variable} is set", "unset it to download models"
             )
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    host = address.hostname or ""
     try:
-        socket.create_connection(_HUB, _HUB_SECONDS).close()
-    except OSError as error:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((host, port), _HUB_SECONDS).close()
+    except (OSError, ValueError) as error:
         return Check(
             "hub",
             "warn",
-            f"{_HUB[0]} cannot be reached: {error}",
+            f"{host} cannot be reached: {error}",
             "use local folders, or set HF_ENDPOINT to a mirror",
         )
-    return Check("hub", "ok", f"{_HUB[0]} can be reached")
+    return Check("hub", "ok", f"{host} can be reached")
 
 
 def _devices() -> Check:

@@ -47,7 +47,7 @@ def doctor(json: Json = False) -> None:
             found = Text(check.detail)
             if check.way_out is not None:
                 found.append(f"\n-> {check.way_out}", style="yellow")
-            table.add_row(check.name, Text(check.status, style=_STYLES[check.status]), found)
+            table.add_row(Text(check.name), Text(check.status, style=_STYLES[check.status]), found)
         human().print(table)
     if broken:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from kvrescue.engine.loading import resolve
 
@@ -22,9 +23,15 @@ def greedy_tokens(model: str, prompt: Sequence[int], count: int) -> list[int]:
         prompt: token ids.
         count: how many tokens to add unless EOS comes first.
     """
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        resolve(model).path, dtype=torch.float32, local_files_only=True
-    )
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            resolve(model).path, dtype=torch.float32, local_files_only=True
+        )
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     output = loaded.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
