@@ -1,4 +1,4 @@
-"""Preset smollm2: a real instruct model, its own tokenizer and chat template, through every part."""
+"""Preset smollm2: a real instruct model with its own tokenizer and chat template, end to end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ pytestmark = [
     ),
 ]
 
-QUESTION = "Anna has 48 apples. She sells 20 and buys 12 more. How many apples does she have now?"
+QUESTION = (
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
+    "May. In June she gave 12 clips away. How many clips did Natalia sell altogether in April and May?"
+)
 
 
 @pytest.fixture(scope="module")
 def rescue():
-    """The preset, cut to a minute: three short steps."""
-    overrides = ["limits.max_steps=3", "sampling.max_step_tokens=40"]
+    """The preset, cut short."""
+    overrides = ["limits.max_steps=2", "limits.max_output_tokens=24"]
     with Rescue.from_config("smollm2", overrides) as built:
         yield built
 
@@ -66,7 +69,7 @@ def test_prompt_and_end_of_turn(rescue: Rescue) -> None:
 
 def test_it_solves_end_to_end(rescue: Rescue) -> None:
     solution = rescue.solve(QUESTION, seed=1)
-    assert 1 <= len(solution.steps) <= 3
+    assert 1 <= len(solution.steps) <= 2
     assert solution.text.strip()
     for step in solution.steps:
         assert step.score is not None
