@@ -30,8 +30,10 @@ QUESTION = (
 
 @pytest.fixture(scope="module")
 def rescue():
-    """The preset, cut short."""
-    overrides = ["limits.max_steps=2", "limits.max_output_tokens=24"]
+    """The preset, cut short, and with a cache that the prompt alone outgrows."""
+    evictor = "proposers.base.policy.evictor"
+    overrides = [f"{evictor}.budget=16", f"{evictor}.window=16"]
+    overrides += ["limits.max_steps=2", "limits.max_output_tokens=24"]
     with Rescue.from_config("smollm2", overrides) as built:
         yield built
 
@@ -51,7 +53,7 @@ def test_one_set_of_weights_serves_all(rescue: Rescue) -> None:
     assert len(adapters) == 1
     assert base.tokenizer is helper.tokenizer is scorer.policy.tokenizer
     assert base.engine.evictor is not None
-    assert base.engine.evictor.bound == 96
+    assert base.engine.evictor.bound == 32
     assert base.engine.adapter.dtype == torch.float32
 
 
@@ -75,7 +77,7 @@ def test_it_solves_end_to_end(rescue: Rescue) -> None:
         assert step.score is not None
         assert 0 < step.score < 1
     base, helper = solution.caches["base"], solution.caches["helper"]
-    assert base.logical_length == helper.logical_length > 96
-    assert base.peak_physical <= 96 < helper.physical_length
+    assert base.logical_length == helper.logical_length > 32
+    assert base.peak_physical <= 32 < helper.physical_length
     assert base.evictions > 0
     assert helper.evictions == 0
