@@ -23,8 +23,8 @@ pytestmark = [
 ]
 
 QUESTION = (
-    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
-    "May. In June she gave 12 clips away. How many clips did Natalia sell altogether in April and May?"
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips "
+    "in May. How many clips did Natalia sell altogether in April and May?"
 )
 
 

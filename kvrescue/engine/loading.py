@@ -11,6 +11,9 @@ Every way in which a checkpoint can be wrong ends in a `ModelLoadError`.
 from __future__ import annotations
 
 import contextlib
+import socket
+import urllib.parse
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from huggingface_hub import is_offline_mode, snapshot_download
+from huggingface_hub.constants import ENDPOINT
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -74,12 +78,13 @@ class Checkpoint:
     local: bool
     gguf: str | None = None
     """File name of a GGUF checkpoint inside `path`."""
+    offline: bool = False
+    """The hub cannot be reached: only what its cache holds will do."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments for the `from_pretrained` family."""
-        offline = self.local or is_offline_mode()
-        return {"trust_remote_code": False, "local_files_only": offline}
+        return {"trust_remote_code": False, "local_files_only": self.local or self.offline}
 
     @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
@@ -108,7 +113,22 @@ def resolve(name: str) -> Checkpoint:
         return Checkpoint(name, str(path.parent), local=True, gguf=path.name)
     if _exists(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return _folder(name, path)
-    return Checkpoint(name, name, local=False)
+    return Checkpoint(name, name, local=False, offline=not _hub_answers())
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; its client would go on trying for half a minute."""
+    if is_offline_mode():
+        return False
+    if urllib.request.getproxies():
+        return True  # reached through a proxy, if at all
+    hub = urllib.parse.urlsplit(ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _exists(path: Path) -> bool:
@@ -162,6 +182,10 @@ def _hint(checkpoint: Checkpoint) -> str:
         return ""
     if is_offline_mode():
         return " (HF_HUB_OFFLINE is set: only models in the hub's cache or in folders can be used)"
+    if checkpoint.offline:
+        return (
+            f" ({ENDPOINT} cannot be reached: only models in its cache or in folders can be used)"
+        )
     return " (is the hub reachable and the name right? a folder works without the hub)"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from transformers import (
     T5Config,
 )
 
+from kvrescue.engine import loading
 from kvrescue.engine.loading import (
     default_device,
     default_dtype,
@@ -125,6 +127,19 @@ def test_a_hub_name_offline_fails_at_once(name: str) -> None:
     with pytest.raises(ModelLoadError):
         QwenPRM(name)
     assert time.monotonic() - start < 20
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(loading, "is_offline_mode", lambda: False)
+        monkeypatch.setattr(loading.urllib.request, "getproxies", dict)
+        start = time.monotonic()
+        with pytest.raises(ModelLoadError) as caught:
+            load_tokenizer(resolve("nobody/no-such-model"))
+    told(caught.value, "nobody/no-such-model", "cannot be reached")
+    assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize("name", ["bad name!", "a/b/", "--", "x" * 300])
