@@ -58,11 +58,7 @@ __all__ = [
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES: Final = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")}
 _FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
@@ -181,11 +177,9 @@ def _hint(checkpoint: Checkpoint) -> str:
     if checkpoint.local:
         return ""
     if is_offline_mode():
-        return " (HF_HUB_OFFLINE is set: only models in the hub's cache or in folders can be used)"
+        return " (HF_HUB_OFFLINE is set: only cached models and folders can be used)"
     if checkpoint.offline:
-        return (
-            f" ({ENDPOINT} cannot be reached: only models in its cache or in folders can be used)"
-        )
+        return f" ({ENDPOINT} cannot be reached: only cached models and folders can be used)"
     return " (is the hub reachable and the name right? a folder works without the hub)"
 
 
