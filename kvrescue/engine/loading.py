@@ -58,7 +58,9 @@ __all__ = [
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
-_DTYPES: Final = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")}
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")
+}
 _FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
