@@ -26,7 +26,8 @@ def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[f
     share, shrink = successes / trials, 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not push a bound past the share itself, at 0 and 1 least of all.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def recovery(full: float, evicted: float, rescued: float) -> float | None:
