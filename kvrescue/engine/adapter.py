@@ -32,11 +32,17 @@ class ForwardBatch:
 
     Row i feeds `counts[i]` tokens, right-padded to `width`; pad tokens write behind the row's
     end, where nobody looks and the next token overwrites them.
+
+    With `branches` the tokens of a row are several continuations of it side by side: a token
+    sees the row and the earlier tokens of its own branch only, and its position counts within the
+    branch. Such a row is of no further use than to read hidden states and to copy branches out.
     """
 
     store: SlotStore
     counts: np.ndarray
     width: int
+    branches: np.ndarray | None = None
+    """[rows, width] number of each token's branch, ascending in a row, -1 for padding."""
     mask: Tensor | None = field(init=False)
     stop: int = field(init=False)
     slots: Tensor = field(init=False)
@@ -51,9 +57,12 @@ class ForwardBatch:
         self.stop = int(slots.max(initial=0)) + 1
         store.reserve(store.rows, self.stop)
         self.slots = torch.from_numpy(slots).to(device)
-        logical = store.logical[:rows, None] + steps
+        depth = steps if self.branches is None else _depth(self.branches)
+        logical = store.logical[:rows, None] + depth
         self.positions = torch.from_numpy(logical).to(device)
-        if self.width == 1 and (length == length[0]).all():
+        if self.branches is not None:
+            self.mask = self._branch_mask(length)
+        elif self.width == 1 and (length == length[0]).all():
             self.mask = None  # every slot below `stop` is valid for every row
         else:
             self.mask = torch.arange(self.stop, device=device) <= self.slots[:, :, None]
@@ -66,6 +75,16 @@ class ForwardBatch:
             store.mass[:rows].scatter_(3, index, 0.0)
         if store.queries is not None:
             self._ring = self._ring_index(store)
+
+    def _branch_mask(self, length: np.ndarray) -> Tensor:
+        """[rows, width, stop]: the row's entries, and the branch's own up to the token itself."""
+        device = self.store.shape.device
+        branch = torch.from_numpy(self.branches).to(device)
+        own = (branch[:, :, None] == branch[:, None, :]).tril_()
+        end = torch.from_numpy(length).to(device)
+        mask = torch.arange(self.stop, device=device) < end[:, None, None]
+        mask = mask.expand(-1, self.width, -1).contiguous()
+        return mask.scatter_(2, self.slots[:, None, :].expand_as(own), own)
 
     def _ring_index(self, store: SlotStore) -> tuple[Tensor, Tensor, Tensor]:
         """(row, token, ring slot) of the queries that stay observable."""
@@ -101,6 +120,16 @@ class ForwardBatch:
         rows = len(self.counts)
         self.store.length[:rows] += self.counts
         self.store.logical[:rows] += self.counts
+
+
+def _depth(branches: np.ndarray) -> np.ndarray:
+    """Place of each token within its branch."""
+    steps = np.arange(branches.shape[1])
+    first = np.ones_like(branches, dtype=bool)
+    first[:, 1:] = branches[:, 1:] != branches[:, :-1]
+    starts = np.maximum.accumulate(np.where(first, steps, 0), axis=1)
+    depth: np.ndarray = steps - starts
+    return depth
 
 
 def slot_attention(
@@ -217,12 +246,19 @@ class ModelAdapter:
         )
 
     @torch.no_grad()
-    def forward(self, store: SlotStore, tokens: np.ndarray, counts: np.ndarray) -> Tensor:
+    def forward(
+        self,
+        store: SlotStore,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        branches: np.ndarray | None = None,
+    ) -> Tensor:
         """Feed `tokens` [rows, width] (right-padded, `counts` real ones) to the first rows.
 
-        Returns the final hidden states [rows, width, hidden]; the store has advanced.
+        `branches`: see `ForwardBatch`. Returns the final hidden states [rows, width, hidden]; the
+        store has advanced.
         """
-        batch = ForwardBatch(store, counts, tokens.shape[1])
+        batch = ForwardBatch(store, counts, tokens.shape[1], branches)
         out = self.decoder(
             input_ids=torch.from_numpy(tokens).to(self.device),
             position_ids=batch.positions,

@@ -112,8 +112,13 @@ class Engine:
         logprobs: bool = False,
         keep: bool = False,
     ) -> list[Tensor]:
-        """Feed each continuation to its own fork; see `Probe`. `keep` holds the forks."""
+        """Feed each continuation to its own fork; see `Probe`. `keep` holds the forks.
+
+        Raises PolicyError on an evicted engine: what scores must see everything.
+        """
         self._check_open(sequence)
+        if self.evictor is not None:
+            raise PolicyError(f"{self.adapter.name} has an evictor; probe a full-context engine")
         sequence.forks.clear()
         done: asyncio.Future[list[Tensor]] = self._future()
         self.parked.probes.append(Probe(sequence, continuations, logprobs, keep, done))
@@ -214,8 +219,9 @@ class Engine:
         )
 
     def tick(self) -> None:
-        """Do everything that is queued once, then advance all live rows by one token."""
-        self.parked.run()
+        """Run what is queued for parked rows, then advance all live rows by one token."""
+        if self.parked.due(len(self._open)):
+            self.parked.run()
         if self.live.groups or self.live.drafts:
             self.live.step()
 

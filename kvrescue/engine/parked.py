@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +21,58 @@ _CHUNK = 512  # tokens of a long prompt fed per forward pass
 _BATCH_TOKENS = 16384  # padded tokens per forward pass
 
 
+_PATIENCE = 6  # ticks that work waits at most for company
+_SHARE = 4  # work of one in so many open sequences is company enough
+_PACK_TOKENS = 512  # tokens of continuations side by side in one row
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Continuations of one probe that share a row."""
+
+    probe: Probe
+    members: list[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for i in self.members for t in self.probe.continuations[i]]
+
+    @property
+    def branches(self) -> list[int]:
+        return [i for i in self.members for _ in self.probe.continuations[i]]
+
+    @property
+    def width(self) -> int:
+        return sum(len(self.probe.continuations[i]) for i in self.members)
+
+
+def _packs(probe: Probe) -> Iterator[_Pack]:
+    members: list[int] = []
+    width = 0
+    for i, continuation in enumerate(probe.continuations):
+        if members and width + len(continuation) > _PACK_TOKENS:
+            yield _Pack(probe, members)
+            members, width = [], 0
+        members.append(i)
+        width += len(continuation)
+    if members:
+        yield _Pack(probe, members)
+
+
+def _batches(packs: list[_Pack]) -> Iterator[list[_Pack]]:
+    """Packs in ascending width, cut where padding or size would grow too much."""
+    batch: list[_Pack] = []
+    for pack in packs:
+        wide = batch and pack.width * (len(batch) + 1) > _BATCH_TOKENS
+        uneven = batch and pack.width > 8 + 1.5 * batch[0].width
+        if wide or uneven:
+            yield batch
+            batch = []
+        batch.append(pack)
+    if batch:
+        yield batch
+
+
 class ParkedRows:
     """Owns the parked store; extensions advance a row, probes look ahead on throw-away copies."""
 
@@ -29,6 +82,7 @@ class ParkedRows:
         self.extensions: deque[Extension] = deque()
         self.probes: deque[Probe] = deque()
         self._free: list[int] = []
+        self._waited = 0
 
     def take(self) -> int:
         """A free row."""
@@ -46,15 +100,38 @@ class ParkedRows:
     def adopt(self, sequence: ParkedSequence, index: int) -> None:
         """The row takes the state of the held fork `index`."""
         fork = sequence.forks[index]
-        self.store.adopt(sequence.row, fork.block, fork.index, fork.length, fork.logical)
+        self.store.adopt(
+            sequence.row,
+            fork.block,
+            fork.index,
+            fork.length,
+            fork.logical,
+            first=fork.first,
+            shift=fork.shift,
+        )
         sequence.audit = fork.audit
+
+    def due(self, open_sequences: int) -> bool:
+        """Whether what waits should run in this tick.
+
+        Problems fall out of step, so a few finish in every tick; a short wait lets more of them
+        share a forward pass, whose cost hardly depends on their number. Nobody waits alone: the
+        share that is enough shrinks with the number of open sequences.
+        """
+        waiting = len(self.extensions) + len(self.probes)
+        self._waited = self._waited + 1 if waiting else 0
+        if waiting and (_SHARE * waiting >= open_sequences or self._waited > _PATIENCE):
+            self._waited = 0
+            return True
+        return False
 
     def run(self) -> None:
         """Run one batch of extensions and all probes."""
-        if self.extensions:
-            batch = self._next_batch()
-            with failing(e.done for e in batch):
-                self._extend(batch)
+        for _ in range(2):  # own steps and foreign steps: all that usually waits
+            if self.extensions:
+                batch = self._next_batch()
+                with failing(e.done for e in batch):
+                    self._extend(batch)
         if self.probes:
             probes = [p for p in self.probes if not (p.done.done() or p.sequence.closed)]
             self.probes.clear()
@@ -73,8 +150,12 @@ class ParkedRows:
             e = self.extensions.popleft()
             if e.done.done() or e.sequence.closed:
                 continue  # cancelled while waiting
-            wider = max(width, min(len(e.tokens), _CHUNK))
-            if id(e.sequence) in seen or (batch and wider * (len(batch) + 1) > _BATCH_TOKENS):
+            own = min(len(e.tokens), _CHUNK)
+            wider = max(width, own)
+            # Single tokens (own steps) do not wait for, nor are padded to, whole foreign steps.
+            uneven = batch and (own == 1) != (width == 1)
+            full = batch and wider * (len(batch) + 1) > _BATCH_TOKENS
+            if id(e.sequence) in seen or uneven or full:
                 later.append(e)
                 continue
             seen.add(id(e.sequence))
@@ -123,35 +204,45 @@ class ParkedRows:
     # -- probes ---------------------------------------------------------------------------------
 
     def _run_probes(self, probes: list[Probe]) -> None:
-        jobs = [(p, i) for p in probes for i in range(len(p.continuations))]
-        results: dict[Probe, list[Tensor]] = {p: [] for p in probes}
-        size = max((len(p.continuations[i]) for p, i in jobs), default=1)
-        step = max(1, _BATCH_TOKENS // max(1, size))
-        for at in range(0, len(jobs), step):
-            self._probe(jobs[at : at + step], results)
+        """Continuations of one sequence share a row: its prefix is copied and read once."""
+        results: dict[Probe, dict[int, Tensor]] = {p: {} for p in probes}
+        packs = [pack for p in probes for pack in _packs(p)]
+        packs.sort(key=lambda pack: pack.width)  # rows of one batch are padded to the widest
+        for batch in _batches(packs):
+            self._probe(batch, results)
         for p in probes:
             if not p.done.done():
-                p.done.set_result(results[p])
+                p.done.set_result([results[p][i] for i in range(len(p.continuations))])
 
-    def _probe(self, jobs: list[tuple[Probe, int]], results: dict[Probe, list[Tensor]]) -> None:
-        rows = [p.sequence.row for p, _ in jobs]
-        tokens, counts = right_pad([p.continuations[i] for p, i in jobs])
-        scratch = self._scratch(rows, tokens.shape[1])
-        start = int(scratch.length.min())
-        hidden = self.runner.forward(scratch, tokens, counts)
-        block = scratch.export(range(len(jobs)), start) if any(p.keep for p, _ in jobs) else None
-        for row, (p, i) in enumerate(jobs):
-            n = int(counts[row])
-            if p.logprobs:
-                fed = self._token_logprobs(p.sequence, hidden[row, :n], tokens[row, :n])
-                results[p].append(fed)
-            else:
-                results[p].append(hidden[row, n - 1])
-            if p.keep and block is not None:
-                length, logical = int(scratch.length[row]), int(scratch.logical[row])
-                audit = p.sequence.audit.copy()
-                audit.note(length, 0)
-                p.sequence.forks[i] = HeldFork(block, row, length, logical, audit)
+    def _probe(self, packs: list[_Pack], results: dict[Probe, dict[int, Tensor]]) -> None:
+        tokens, counts = right_pad([pack.tokens for pack in packs])
+        branches = np.full_like(tokens, -1)
+        for row, pack in enumerate(packs):
+            branches[row, : pack.width] = pack.branches
+        scratch = self._scratch([pack.probe.sequence.row for pack in packs], tokens.shape[1])
+        lengths, logical = scratch.length.copy(), scratch.logical.copy()
+        hidden = self.runner.forward(scratch, tokens, counts, branches)
+        start = int(lengths.min())
+        keep = any(pack.probe.keep for pack in packs)
+        block = scratch.export(range(len(packs)), start) if keep else None
+        for row, pack in enumerate(packs):
+            p, at = pack.probe, 0
+            for i in pack.members:
+                n = len(p.continuations[i])
+                part = hidden[row, at : at + n]
+                if p.logprobs:
+                    ids = tokens[row, at : at + n]
+                    results[p][i] = self._token_logprobs(p.sequence, part, ids)
+                else:
+                    results[p][i] = part[-1]
+                if p.keep and block is not None:
+                    held, seen = int(lengths[row]), int(logical[row])
+                    audit = p.sequence.audit.copy()
+                    audit.note(held + n, 0)
+                    p.sequence.forks[i] = HeldFork(
+                        block, row, held + n, seen + n, audit, first=held, shift=at
+                    )
+                at += n
 
     def _token_logprobs(self, sequence: ParkedSequence, hidden: Tensor, ids: np.ndarray) -> Tensor:
         """[n] log-probabilities of `ids` given the parked state, from `hidden` [n, hidden]."""

@@ -40,10 +40,16 @@ class Runner:
             capacity = self.evictor.bound + self.evictor.interval if self.evictor else 0
         return SlotStore(self.shape, rows, capacity)
 
-    def forward(self, store: SlotStore, tokens: np.ndarray, counts: np.ndarray) -> Tensor:
+    def forward(
+        self,
+        store: SlotStore,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        branches: np.ndarray | None = None,
+    ) -> Tensor:
         """Hidden states [rows, width, hidden] of right-padded `tokens` [rows, width]."""
         self.tokens_fed += int(counts.sum())
-        return self.adapter.forward(store, tokens, counts)
+        return self.adapter.forward(store, tokens, counts, branches)
 
     @torch.no_grad()
     def evict(self, store: SlotStore, count: int) -> np.ndarray:

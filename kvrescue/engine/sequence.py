@@ -47,6 +47,10 @@ class HeldFork:
     length: int
     logical: int
     audit: Audit
+    first: int | None = None
+    """Slot from which on it differs from its parent; None: where the block starts."""
+    shift: int = 0
+    """How much further on in the block those slots lie (branches packed into one row)."""
 
 
 @dataclass(eq=False, slots=True)

@@ -171,14 +171,29 @@ class SlotStore:
             None if self.mass is None else take(self.mass),
         )
 
-    def adopt(self, row: int, block: KVBlock, index: int, length: int, logical: int) -> None:
-        """Row `row` (which equals the block's parent below `block.start`) takes its state."""
+    def adopt(
+        self,
+        row: int,
+        block: KVBlock,
+        index: int,
+        length: int,
+        logical: int,
+        *,
+        first: int | None = None,
+        shift: int = 0,
+    ) -> None:
+        """Row `row` takes the state of the block's row `index`, of `length` entries.
+
+        The row equals the block's parent below slot `first` (default: where the block starts);
+        what follows lies `shift` slots further on in the block.
+        """
         self.reserve(self.rows, length)
-        stop = length - block.start
+        first = block.start if first is None else first
+        source = slice(first + shift - block.start, length + shift - block.start)
         for name in ("keys", "values", "positions", "mass"):
             mine, theirs = getattr(self, name), getattr(block, name)
             if mine is not None and theirs is not None:
-                mine[row, :, :, block.start : length] = theirs[index, :, :, :stop]
+                mine[row, :, :, first:length] = theirs[index, :, :, source]
         if self.queries is not None and block.queries is not None:
             self.queries[row] = block.queries[index]
         self.length[row], self.logical[row] = length, logical

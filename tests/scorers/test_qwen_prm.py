@@ -136,7 +136,7 @@ async def test_candidates_in_any_order(prm: QwenPRM) -> None:
     expected = dict(zip(texts, await prm.score(t.context, pool(*texts)), strict=True))
     for order in itertools.permutations(texts):
         scores = await prm.score(t.context, pool(*order))
-        assert scores == pytest.approx([expected[x] for x in order], abs=1e-6)
+        assert scores == pytest.approx([expected[x] for x in order], abs=1e-5)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
