@@ -32,7 +32,8 @@ _NOTES: Final = {
 The four methods are compositions of the same parts: `full_kv` is the base without its evictor and
 `helper` the helper, each with one candidate and no detectors; `best_of_n` is the evicted base,
 unscreened, with N candidates a step; `kv_rescue` is the preset with N candidates of the evicted,
-screened base and N of the helper. The scorer is the preset's in all of them.
+screened base and N of the helper. The scorer is the preset's, where there is more than one
+candidate to choose from.
 
 The JSON document describes the headline setting (the smallest budget, and N) at its top level:
 

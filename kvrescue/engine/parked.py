@@ -21,8 +21,8 @@ _CHUNK = 512  # tokens of a long prompt fed per forward pass
 _BATCH_TOKENS = 16384  # padded tokens per forward pass
 
 
-_PATIENCE = 6  # ticks that work waits at most for company
-_SHARE = 4  # work of one in so many open sequences is company enough
+_PATIENCE = 12  # ticks that work waits at most for company
+_SHARE = 2  # work of one in so many open sequences is company enough
 _PACK_TOKENS = 512  # tokens of continuations side by side in one row
 
 

@@ -20,7 +20,7 @@ from kvrescue.types import Solution
 
 __all__ = ["BUDGETS", "DemoPlan", "DemoReport", "Example", "Row", "Setting", "run_demo"]
 
-BUDGETS: Final = (16, 64, 96, 128)
+BUDGETS: Final = (16, 64, 128)
 """Budgets of the second table for the preset `tiny`; the first is the headline's."""
 
 _BUDGET_PATH: Final = "proposers.base.policy.evictor.budget"

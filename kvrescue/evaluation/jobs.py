@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -25,11 +25,12 @@ from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
 from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue
 from kvrescue.questions import as_question
-from kvrescue.types import Solution, TokenUse
+from kvrescue.scorers.base import Scorer
+from kvrescue.types import Candidate, Context, Solution, TokenUse
 
 __all__ = ["Job", "Outcome", "run_jobs"]
 
-_CANDIDATES_AT_ONCE: Final = 400
+_CANDIDATES_AT_ONCE: Final = 800
 """Of one proposer, in one piece of a job."""
 
 
@@ -98,14 +99,23 @@ def run_jobs(
     pieces = [(number, piece) for number, job in enumerate(jobs) for piece in job.split()]
     pieces.sort(key=lambda numbered: -numbered[1].weight)  # the longest first
     found: list[list[Outcome]] = [[] for _ in jobs]
-    results = _here(pieces) if workers == 1 else _in_processes(pieces, workers)
-    for number, piece, outcomes in results:
-        found[number] += outcomes
-        if progress is not None:
-            progress(piece)
+    bundles = _bundles(pieces)
+    results = _here(bundles) if workers == 1 else _in_processes(bundles, workers)
+    for bundle, parts in results:
+        for (number, piece), part in zip(bundle, parts, strict=True):
+            found[number] += part
+            if progress is not None:
+                progress(piece)
     for outcomes in found:
         outcomes.sort(key=lambda outcome: outcome.problem)
     return found
+
+
+class _Indifferent(Scorer):
+    """Stands in where every round has one candidate, which is chosen whatever its score."""
+
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        return [1.0] * len(candidates)
 
 
 def run_job(job: Job, parts: Parts) -> list[Outcome]:
@@ -116,6 +126,8 @@ def run_job(job: Job, parts: Parts) -> list[Outcome]:
     questions = [as_question(text) for text in bills]
     outcomes: list[Outcome] = []
     config = config.model_copy(update={"concurrency": len(questions)})
+    if job.n == 1 and len(config.proposers) == 1 and not job.keep_solutions:
+        parts = Parts(parts.policies, [(config.scorer, _Indifferent())])
     with Rescue.from_config(config, parts=parts) as rescue:
         for solution in rescue.solve_many(questions, seed=job.seed):
             position, bill = bills[solution.question.text]
@@ -132,28 +144,56 @@ def run_job(job: Job, parts: Parts) -> list[Outcome]:
 
 
 Piece: TypeAlias = tuple[int, Job]
-Result: TypeAlias = tuple[int, Job, list[Outcome]]
+Bundle: TypeAlias = tuple[Piece, ...]
+Result: TypeAlias = tuple[Bundle, list[list[Outcome]]]
 
 
-def _here(pieces: Sequence[Piece]) -> Iterator[Result]:
+def _bundles(pieces: Sequence[Piece]) -> list[Bundle]:
+    """Small pieces together: run side by side, their candidates share the engines' batches."""
+    bundles: list[Bundle] = []
+    small: list[Piece] = []
+    for number, piece in pieces:
+        if piece.weight >= _CANDIDATES_AT_ONCE:
+            bundles.append(((number, piece),))
+            continue
+        small.append((number, piece))
+        if sum(part.weight for _, part in small) >= _CANDIDATES_AT_ONCE:
+            bundles.append(tuple(small))
+            small = []
+    return [*bundles, tuple(small)] if small else bundles
+
+
+def run_bundle(jobs: Sequence[Job], parts: Parts) -> list[list[Outcome]]:
+    """Run jobs side by side; their `Rescue`s share one event loop, and equal parts."""
+    for job in jobs:  # built one after the other, used together
+        config = compose(load_config(job.config), job.method, job.n)
+        parts.proposers(config)
+        parts.scorer(config.scorer)
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return list(threads.map(lambda job: run_job(job, parts), jobs))
+
+
+def _here(bundles: Sequence[Bundle]) -> Iterator[Result]:
     parts = Parts()
     try:
-        for number, piece in pieces:
-            yield number, piece, run_job(piece, parts)
+        for bundle in bundles:
+            yield bundle, run_bundle([piece for _, piece in bundle], parts)
     finally:
         asyncio.run(parts.aclose())
 
 
-def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[Result]:
+def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         with _deaf_children():
-            futures = {executor.submit(_run_in_worker, piece): (n, piece) for n, piece in pieces}
+            futures = {
+                executor.submit(_run_in_worker, [piece for _, piece in bundle]): bundle
+                for bundle in bundles
+            }
         for future in as_completed(futures):
-            number, piece = futures[future]
-            yield number, piece, future.result()
+            yield futures[future], future.result()
     except BrokenProcessPool as error:
         raise KVRescueError(
             "a worker process ended unexpectedly (out of memory?): try --workers 1"
@@ -198,5 +238,5 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _run_in_worker(job: Job) -> list[Outcome]:
-    return run_job(job, _worker_parts)
+def _run_in_worker(jobs: Sequence[Job]) -> list[list[Outcome]]:
+    return run_bundle(jobs, _worker_parts)
