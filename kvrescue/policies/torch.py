@@ -17,7 +17,7 @@ from kvrescue.engine.loading import (
     load_tokenizer,
     resolve,
 )
-from kvrescue.engine.prompt import Template, render_prompt
+from kvrescue.engine.prompt import Template, encode_text, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
 from kvrescue.errors import CapacityError, InputError, PolicyError
 from kvrescue.evictors.base import Evictor
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["TorchPolicy", "TorchPolicySpec", "TorchView"]
+
+
+_CARRY = 64  # characters of cut steps that may begin a separator
 
 
 class TorchPolicySpec(PolicySpec):
@@ -172,8 +175,7 @@ class TorchView(View):
         elif candidate.tokenizer == self.policy.pieces.fingerprint:
             tokens = candidate.token_ids
         else:  # another vocabulary: the step travels as text and is encoded once
-            encoded = self.policy.tokenizer.encode(candidate.text, add_special_tokens=False)
-            tokens = tuple(int(t) for t in encoded)
+            tokens = tuple(encode_text(self.policy.tokenizer, candidate.text))
         if len(tokens) > self.room:
             raise CapacityError(
                 f"{self.name}: a step of {len(tokens)} tokens does not fit the {self.room} left"
@@ -181,7 +183,8 @@ class TorchView(View):
         sequence.forks.clear()
         if tokens:
             await engine.extend(sequence, tokens)
-        self._carry = "" if candidate.stop in self._ENDS else candidate.text
+        ended = candidate.stop in self._ENDS
+        self._carry = "" if ended else (self._carry + candidate.text)[-_CARRY:]
 
     async def close(self) -> None:
         self.policy.engine.close(self.sequence)
