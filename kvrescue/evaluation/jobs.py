@@ -182,8 +182,19 @@ def _here(bundles: Sequence[Bundle]) -> Iterator[Result]:
         asyncio.run(parts.aclose())
 
 
+# The C library hands memory of large tensors back to the system and asks for it again at every
+# step; workers keep it. Read by glibc when a process starts, ignored elsewhere.
+_KEEP_MEMORY: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
 def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
     before = set(multiprocessing.active_children())
+    for name, value in _KEEP_MEMORY.items():
+        os.environ.setdefault(name, value)
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
