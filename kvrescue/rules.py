@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvrescue.errors import PolicyError
+from kvrescue.options import Options
 from kvrescue.types import Candidate, StopReason
 
 __all__ = [
@@ -32,10 +33,8 @@ is screened): end the trajectory, or draw again from the same context with new s
 candidate is never committed."""
 
 
-class Limits(BaseModel):
+class Limits(Options):
     """Where a trajectory ends at the latest. Defaults are the paper's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_steps: int = Field(default=1024, ge=1)
     """Committed steps."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvrescue.options import Options
 
 __all__ = ["Sampling"]
 
 
-class Sampling(BaseModel):
+class Sampling(Options):
     """How candidates are drawn. Defaults are the paper's (appendix "Decoding and evaluation")."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.8, ge=0.0, allow_inf_nan=False)
     """0 is greedy."""

@@ -9,8 +9,7 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
+from kvrescue.options import Options
 from kvrescue.types import Verdict
 
 __all__ = ["Detector", "DetectorState", "Source", "TokenEvent"]
@@ -50,10 +49,8 @@ class DetectorState(abc.ABC):
         """Read the next token; a verdict aborts the candidate. Not called after a verdict."""
 
 
-class Detector(BaseModel, abc.ABC):
+class Detector(Options, abc.ABC):
     """Frozen options of a detector; `start()` gives the state for one candidate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ClassVar[str] = ""
     """The name it is registered under; becomes `Verdict.detector`."""

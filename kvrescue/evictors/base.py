@@ -13,9 +13,10 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvrescue.errors import EvictorError
+from kvrescue.options import Options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +51,8 @@ class KVSlice:
     """[rows] leading entries that are protected (the prompt); None means none."""
 
 
-class Evictor(BaseModel, abc.ABC):
+class Evictor(Options, abc.ABC):
     """Options every evictor shares. Authors implement only `score`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ClassVar[str] = ""
     needs_attention: ClassVar[bool] = False

@@ -6,9 +6,8 @@ import abc
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
 from kvrescue.detectors.base import Detector, Source
+from kvrescue.options import Options
 from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, Candidate, Question
 
@@ -76,14 +75,12 @@ class Policy(abc.ABC):
         """Release long-lived resources."""
 
 
-class PolicySpec(BaseModel, abc.ABC):
+class PolicySpec(Options, abc.ABC):
     """Options of a policy as they stand in a configuration file; `build()` loads the real thing.
 
     A spec is what gets registered (`kvrescue_register_policies`). Its module may import heavy
     packages; the registry imports it only when a configuration names its kind.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ClassVar[str] = ""
     """The name it is registered under (`kind: torch` in YAML)."""

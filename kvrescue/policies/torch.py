@@ -109,8 +109,8 @@ class TorchPolicy(Policy):
         prompt = self.prompt_ids(question)
         if len(prompt) >= self.max_context:
             raise InputError(
-                f"question {question.id!r} takes {len(prompt)} tokens of {name}'s context of "
-                f"{self.max_context}; shorten it or raise max_context"
+                f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "
+                f"context of {self.max_context}; shorten it or raise max_context"
             )
         return TorchView(self, name, await self.engine.open(prompt))
 

@@ -6,8 +6,7 @@ import abc
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
+from kvrescue.options import Options
 from kvrescue.types import Candidate, Context
 
 __all__ = ["Scorer", "ScorerSpec"]
@@ -31,10 +30,8 @@ class Scorer(abc.ABC):
         """Release long-lived resources."""
 
 
-class ScorerSpec(BaseModel, abc.ABC):
+class ScorerSpec(Options, abc.ABC):
     """Options of a scorer as they stand in a configuration file; `build()` loads the real thing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ClassVar[str] = ""
     """The name it is registered under (`kind: qwen_prm` in YAML)."""

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from kvrescue.errors import EvictorError
+from kvrescue.errors import ConfigError, EvictorError
 from kvrescue.evictors import H2O, KVSlice, RandomEviction, SnapKV, StreamingLLM
 from tests.evictors.matrix import make_slice
 
@@ -82,7 +81,7 @@ def test_sinks_are_logical_positions_when_known() -> None:
 
 
 def test_sinks_must_fit_the_budget() -> None:
-    with pytest.raises(ValidationError, match="sinks 4 exceed budget 3"):
+    with pytest.raises(ConfigError, match="sinks 4 exceed budget 3"):
         StreamingLLM(budget=3)
 
 

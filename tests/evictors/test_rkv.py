@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from kvrescue.errors import EvictorError
+from kvrescue.errors import ConfigError, EvictorError
 from kvrescue.evictors import RKV, KVSlice, SnapKV
 from kvrescue.evictors import _tensors as ops
 from kvrescue.evictors._redundancy import redundancy
@@ -223,12 +222,12 @@ def test_nothing_before_the_window_is_an_error_for_score_only(
     ],
 )
 def test_wrong_options_are_validation_errors(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         RKV(**{"budget": 4, **options})
 
 
 def test_even_snapkv_kernels_are_refused_too() -> None:
-    with pytest.raises(ValidationError, match="kernel_size 4 is even"):
+    with pytest.raises(ConfigError, match="kernel_size 4 is even"):
         SnapKV(budget=4, kernel_size=4)
 
 

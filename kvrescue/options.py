@@ -1,0 +1,42 @@
+"""Options: the base of everything with validated fields, so that wrong ones are typed errors.
+
+Configuration files are validated by `registry.validate`, which knows the path of every field; this
+is for components that are built directly, as in `RKV(budget=0)`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvrescue.errors import ConfigError
+
+__all__ = ["Options"]
+
+if TYPE_CHECKING:
+
+    class Options(BaseModel):
+        """See below; type checkers need not know of the metaclass."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+else:
+
+    class _TypedErrors(type(BaseModel)):
+        """Turns pydantic's errors of a direct call into one `ConfigError`."""
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except ValidationError as error:
+                found = "; ".join(
+                    f"{'.'.join(map(str, e['loc'])) or 'options'} = {e['input']!r}: {e['msg']}"
+                    for e in error.errors(include_url=False)
+                )
+                raise ConfigError(f"{self.__name__}: {found}") from error
+
+    class Options(BaseModel, metaclass=_TypedErrors):
+        """Frozen, closed options. Raises ConfigError (field, value, reason) when called wrongly."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
