@@ -342,5 +342,5 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_no_eviction_takes_no_budget() -> None:
     assert not NoEviction().bounded
-    with pytest.raises(ValueError, match="keeps everything"):
+    with pytest.raises(ConfigError, match="keeps everything"):
         NoEviction(budget=64)
