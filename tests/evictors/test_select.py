@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrescue.errors import EvictorError
+from kvrescue.errors import ConfigError, EvictorError
 from kvrescue.evictors import Evictor, KVSlice, NoEviction
 from tests.evictors.matrix import EVICTORS, SELECTING, make_slice, with_size
 from tests.evictors.reference import kept as kept_by_hand
