@@ -138,8 +138,12 @@ class Engine:
         if sequence.closed:
             return
         stats = self.stats(sequence)
-        for group in {d.group for d in self.live.drafts if d.group.sequence is sequence}:
+        groups = {*self.live.groups, *(d.group for d in self.live.drafts)}
+        for group in [g for g in groups if g.sequence is sequence]:
             self.live.abandon(group)
+        for queued in (*self.parked.extensions, *self.parked.probes):
+            if queued.sequence is sequence:
+                queued.done.cancel()  # nobody may wait for work that will not be done
         sequence.closed = True
         sequence.forks.clear()
         self._open.discard(sequence)
