@@ -141,7 +141,8 @@ class Engine:
         groups = {*self.live.groups, *(d.group for d in self.live.drafts)}
         for group in [g for g in groups if g.sequence is sequence]:
             self.live.abandon(group)
-        for queued in (*self.parked.extensions, *self.parked.probes):
+        queue: list[Extension | Probe] = [*self.parked.extensions, *self.parked.probes]
+        for queued in queue:
             if queued.sequence is sequence:
                 queued.done.cancel()  # nobody may wait for work that will not be done
         sequence.closed = True
