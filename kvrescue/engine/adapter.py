@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from kvrescue.engine.slots import KVShape, SlotStore
 from kvrescue.errors import ModelLoadError
+from kvrescue.evictors.tracking import ScoreTracker
 
 __all__ = ["ATTENTION", "ForwardBatch", "ModelAdapter"]
 
@@ -66,15 +67,24 @@ class ForwardBatch:
             self.mask = None  # every slot below `stop` is valid for every row
         else:
             self.mask = torch.arange(self.stop, device=device) <= self.slots[:, :, None]
-        if store.positions is not None:
-            index = self.slots[:, None, None, :].expand(rows, *store.positions.shape[1:3], -1)
-            value = self.positions.to(torch.int32)[:, None, None, :].expand_as(index)
-            store.positions[:rows].scatter_(3, index, value)
-        if store.mass is not None:
-            index = self.slots[:, None, None, :].expand(rows, *store.mass.shape[1:3], -1)
-            store.mass[:rows].scatter_(3, index, 0.0)
-        if store.queries is not None:
+        self._note("positions", self.positions)
+        self._note("order", self.slots)
+        self._note("mass", torch.zeros((), device=device))
+        if "queries" in store.heads:
             self._ring = self._ring_index(store)
+
+    def _note(self, name: str, value: Tensor) -> None:
+        """Write a number [rows, width] for every new entry, if the store keeps such numbers."""
+        target = self.store.entries.get(name)
+        if target is None:
+            return
+        rows = len(self.counts)
+        value = value.to(target.dtype).expand(rows, self.width)
+        if self.mask is None:
+            target[:rows, :, :, self.stop - 1] = value[:, None]
+        else:
+            index = self.slots[:, None, None, :].expand(rows, *target.shape[1:3], -1)
+            target[:rows].scatter_(3, index, value[:, None, None, :].expand_as(index))
 
     def _branch_mask(self, length: np.ndarray) -> Tensor:
         """[rows, width, stop]: the row's entries, and the branch's own up to the token itself."""
@@ -110,9 +120,10 @@ class ForwardBatch:
             index = self.slots[:, None, :, None].expand_as(key)
             keys.scatter_(2, index, key)
             values.scatter_(2, index, value)
-        if store.queries is not None and self._ring is not None:
+        if self._ring is not None:
             row, token, slot_ = self._ring
-            store.queries[:, layer].transpose(1, 2)[row, slot_] = query.transpose(1, 2)[row, token]
+            queries = store.heads["queries"][:, layer].transpose(1, 2)
+            queries[row, slot_] = query.transpose(1, 2)[row, token]
         return keys[:, :, : self.stop], values[:, :, : self.stop]
 
     def advance(self) -> None:
@@ -158,7 +169,7 @@ def slot_attention(
     if mask is not None:
         mask = mask[:, None].repeat(1, 1, group, 1)
     scale = scaling if scaling is not None else dim**-0.5
-    mass = slots.store.mass
+    mass = slots.store.entries.get("mass")
     if mass is None:
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
     else:
@@ -230,19 +241,27 @@ class ModelAdapter:
     def vocab_size(self) -> int:
         return int(self.config.vocab_size)
 
-    def shape(self, observation: int = 0, attention: bool = False) -> KVShape:
+    def shape(
+        self,
+        observation: int = 0,
+        attention: bool = False,
+        tracker: ScoreTracker | None = None,
+    ) -> KVShape:
         """Cache geometry for a store of this model."""
         c = self.config
         heads = int(c.num_attention_heads)
+        head_dim = int(getattr(c, "head_dim", None) or c.hidden_size // heads)
         return KVShape(
             layers=int(c.num_hidden_layers),
             q_heads=heads,
             kv_heads=int(getattr(c, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(c, "head_dim", None) or c.hidden_size // heads),
+            head_dim=head_dim,
             dtype=self.dtype,
             device=self.device,
             observation=observation,
             attention=attention,
+            entry_state=tracker.entry_state(head_dim) if tracker else {},
+            head_state=tracker.head_state(head_dim) if tracker else {},
         )
 
     @torch.no_grad()

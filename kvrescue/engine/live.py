@@ -133,9 +133,13 @@ class LiveRows:
             start = min(0 if d.evicted else d.fork_length for _, d in adoptable)
             block = self.store.export([i for i, _ in adoptable], start)
             for j, (i, d) in enumerate(adoptable):
-                length, logical = int(self.store.length[i]), int(self.store.logical[i])
-                fork = HeldFork(block, j, length, logical, d.audit)
-                d.group.sequence.forks[d.index] = fork
+                length, logical, tracked = (
+                    int(counter[i])
+                    for counter in (self.store.length, self.store.logical, self.store.tracked)
+                )
+                d.group.sequence.forks[d.index] = HeldFork(
+                    block, j, length, logical, d.audit, tracked=tracked
+                )
         self._remove(ended)
         for d in drafts:
             d.group.close(d)

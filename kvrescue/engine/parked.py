@@ -94,7 +94,8 @@ class ParkedRows:
 
     def free(self, row: int) -> None:
         store = self.store
-        store.length[row] = store.logical[row] = store.prefix[row] = 0
+        for counter in store.COUNTERS:
+            getattr(store, counter)[row] = 0
         self._free.append(row)
 
     def adopt(self, sequence: ParkedSequence, index: int) -> None:
@@ -106,6 +107,7 @@ class ParkedRows:
             fork.index,
             fork.length,
             fork.logical,
+            tracked=fork.tracked,
             first=fork.first,
             shift=fork.shift,
         )

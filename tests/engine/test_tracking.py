@@ -1,0 +1,133 @@
+"""A tracker's scores equal the scores from scratch, whatever left the cache before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvrescue.engine.adapter import ForwardBatch
+from kvrescue.engine.eviction import Eviction
+from kvrescue.engine.slots import KVShape, SlotStore
+from kvrescue.evictors import RKV, KVSlice
+from kvrescue.evictors._rkv_tracker import RKVTracker
+from kvrescue.evictors.tracking import ScoreTracker, TrackedCache
+
+LAYERS, HEADS, GROUP, DIM = 2, 2, 3, 6
+
+
+class Audit(RKVTracker):
+    """Compares every score with `RKV.score`, then lets arbitrary entries leave."""
+
+    def __init__(self, evictor: Arbitrary) -> None:
+        super().__init__(evictor)
+        self.evictor = evictor
+        self.store: SlotStore | None = None
+        self.compared = 0
+
+    def score(self, cache: TrackedCache) -> Tensor:
+        got = super().score(cache)
+        assert self.store is not None
+        index = cache.order.unsqueeze(3).expand(-1, -1, -1, DIM)
+        kv = KVSlice(
+            keys=cache.keys.gather(2, index),
+            queries=self.store.recent_queries(slice(0, 1), self.evictor.observation),
+        )
+        torch.testing.assert_close(got, RKV.score(self.evictor, kv), rtol=1e-4, atol=1e-5)
+        self.compared += 1
+        return self.evictor.score(kv)
+
+
+class Arbitrary(RKV):
+    """R-KV whose victims are drawn from the keys, so that any entry may leave at any time."""
+
+    def score(self, kv: KVSlice) -> Tensor:
+        return (kv.keys.sum(-1) * 1e4).sin()
+
+    def tracker(self) -> ScoreTracker:
+        return Audit(self)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    counts=st.lists(st.integers(1, 5), min_size=3, max_size=25),
+    threshold=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
+    interval=st.integers(1, 5),
+    spread=st.sampled_from([0.02, 0.5, 3.0]),
+    protected=st.integers(0, 3),
+)
+@settings(max_examples=60)
+def test_tracked_scores_equal_scores_from_scratch(
+    seed: int,
+    counts: list[int],
+    threshold: float | None,
+    interval: int,
+    spread: float,
+    protected: int,
+) -> None:
+    evictor = Arbitrary(
+        budget=11,
+        window=9,
+        observation=4,
+        kernel_size=3,
+        interval=interval,
+        similarity_threshold=threshold,
+    )
+    eviction = Eviction(evictor)
+    tracker = eviction.tracker
+    assert isinstance(tracker, Audit)
+    shape = KVShape(
+        layers=LAYERS,
+        q_heads=HEADS * GROUP,
+        kv_heads=HEADS,
+        head_dim=DIM,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        observation=evictor.observation,
+        entry_state=tracker.entry_state(DIM),
+        head_state=tracker.head_state(DIM),
+    )
+    tracker.store = store = SlotStore(shape, 1, evictor.bound + interval)
+    store.prefix[0] = protected
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(4, DIM, generator=generator)
+    few = 0
+    for count in [22, *counts]:
+        batch = ForwardBatch(store, np.array([count]), count)
+        for layer in range(LAYERS):
+            which = torch.randint(0, 4, (1, HEADS, count), generator=generator)
+            noise = torch.randn(1, HEADS, count, DIM, generator=generator)
+            q = torch.randn(1, HEADS * GROUP, count, DIM, generator=generator)
+            batch.record(layer, q, centres[which] + spread * noise, noise)
+        batch.advance()
+        dropped, kept = int(eviction.fire(store, 1)[0]), int(store.length[0])
+        few += 0 < 4 * dropped <= kept
+    assert tracker.compared == few
+
+
+def test_a_subclass_with_its_own_scores_does_not_inherit_the_tracker() -> None:
+    class Other(RKV):
+        def score(self, kv: KVSlice) -> Tensor:
+            return kv.keys.sum(-1)
+
+    class Same(RKV):
+        pass
+
+    assert Other(budget=64).tracker() is None
+    assert Same(budget=64).tracker() is not None
+
+
+@pytest.mark.parametrize(
+    ("evictor", "tracked"),
+    [
+        (RKV(budget=64, window=128), True),
+        (RKV(budget=64, window=128, interval=48), True),
+        (RKV(budget=64, window=128, interval=49), False),  # so many at once: from scratch
+        (RKV(budget=64, window=4, observation=8), False),  # a causal mask would apply
+    ],
+)
+def test_when_a_tracker_is_used(evictor: RKV, tracked: bool) -> None:
+    assert (Eviction(evictor).tracker is not None) == tracked
