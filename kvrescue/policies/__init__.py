@@ -1,4 +1,4 @@
-"""Policies: models that propose steps. `TorchPolicy` is imported when it is first used."""
+"""Policies: models that propose steps. `TorchPolicy` and `VLLMPolicy` are imported when used."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
 
 if TYPE_CHECKING:
     from kvrescue.policies.torch import TorchPolicy, TorchPolicySpec
+    from kvrescue.policies.vllm.policy import VLLMPolicy, VLLMPolicySpec
 
-__all__ = ["Policy", "PolicySpec", "Sampling", "TorchPolicy", "TorchPolicySpec", "View"]
+__all__ = [
+    "Policy",
+    "PolicySpec",
+    "Sampling",
+    "TorchPolicy",
+    "TorchPolicySpec",
+    "VLLMPolicy",
+    "VLLMPolicySpec",
+    "View",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from kvrescue.policies import torch
 
         return getattr(torch, name)
+    if name in ("VLLMPolicy", "VLLMPolicySpec"):
+        from kvrescue.policies.vllm import policy
+
+        return getattr(policy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -88,7 +88,7 @@ FINISHED = TrajectoryFinished(Solution(Question("q"), (), SolutionStop.EOS, 0))
 def test_builtins_come_through_the_same_hooks() -> None:
     [info] = Plugins().describe()
     assert (info.name, info.origin) == ("builtins", "builtin")
-    assert info.components["policy"] == ("torch",)
+    assert info.components["policy"] == ("torch", "vllm")
     assert set(info.components["evictor"]) == {
         "rkv",
         "snapkv",

@@ -1,0 +1,190 @@
+"""What eviction needs of attention: the most recent queries, and the layout of the paged cache.
+
+Queries are seen where every backend gets them, at `impl.forward(layer, query, ...)` of each
+attention layer: the method is wrapped on the instance, so that no backend has to be registered or
+subclassed and a second engine in the process is not touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvrescue.errors import ConfigError
+
+__all__ = ["LAYOUTS", "FusedHeadLayout", "Layout", "QueryRing", "TransposedKeyLayout", "capture"]
+
+
+class Layout(Protocol):
+    """How one layer's cache [blocks, kv_heads, block_size, 2 * head_dim] is to be read."""
+
+    name: str
+
+    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [rows, kv_heads, n * block_size, head_dim], of `blocks`
+        [rows, n]: the entries of the rows' blocks in order. Copies or views."""
+
+    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The inverse of `read`."""
+
+
+class FusedHeadLayout:
+    """Keys and values of an entry side by side (FlashAttention, Triton, FlashInfer); the cache
+    may be a strided view."""
+
+    name = "fused head"
+
+    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        rows, count = blocks.shape
+        heads, size, width = cache.shape[1:]
+        found = cache.index_select(0, blocks.flatten()).view(rows, count, heads, size, width)
+        found = found.transpose(1, 2).reshape(rows, heads, count * size, width)
+        return found[..., : width // 2], found[..., width // 2 :]
+
+    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
+        count, size = blocks.shape[1], cache.shape[2]
+        both = torch.cat([keys, values], dim=-1).unflatten(2, (count, size))
+        cache.index_copy_(0, blocks.flatten(), both.transpose(1, 2).flatten(0, 1))
+
+
+class TransposedKeyLayout:
+    """vLLM's CPU kernels: per block and head the keys [head_dim, block_size], then the values
+    [block_size, head_dim]."""
+
+    name = "transposed key"
+
+    def _views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        blocks, heads, size, width = cache.shape
+        halves = cache.view(blocks, heads, 2, size * width // 2)
+        keys = halves[:, :, 0].unflatten(2, (width // 2, size))
+        return keys, halves[:, :, 1].unflatten(2, (size, width // 2))
+
+    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        key_view, value_view = self._views(cache)
+        flat = blocks.flatten()
+        keys = key_view.index_select(0, flat).unflatten(0, tuple(blocks.shape))
+        values = value_view.index_select(0, flat).unflatten(0, tuple(blocks.shape))
+        return keys.permute(0, 2, 1, 4, 3).flatten(2, 3), values.transpose(1, 2).flatten(2, 3)
+
+    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
+        key_view, value_view = self._views(cache)
+        count, size = blocks.shape[1], cache.shape[2]
+        flat = blocks.flatten()
+        keys = keys.unflatten(2, (count, size)).permute(0, 2, 1, 4, 3).flatten(0, 1)
+        key_view.index_copy_(0, flat, keys)
+        values = values.unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
+        value_view.index_copy_(0, flat, values)
+
+
+LAYOUTS: tuple[Layout, ...] = (TransposedKeyLayout(), FusedHeadLayout())
+"""Every layout that is known; the start-up self-test finds out which one is in use."""
+
+
+class QueryRing:
+    """The last `observation` queries of every request and state, a ring by logical position.
+
+    `queries` [layers, slots * observation, q_heads, head_dim]; who owns which slot is told by
+    `slots`, keyed by the caller.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        observation: int,
+        q_heads: int,
+        head_dim: int,
+        *,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.observation = observation
+        size = (layers, slots * observation, q_heads, head_dim)
+        self.queries = torch.zeros(size, dtype=dtype, device=device)
+        self.slots: dict[str, int] = {}
+        self.calls = 0
+        """Layers that delivered queries since the last `arm`."""
+        self._free = list(range(slots - 1, -1, -1))
+        self._take: Tensor | None = None
+        self._put: Tensor | None = None
+
+    def slot(self, owner: str) -> int:
+        """The owner's slot, a new one if it has none."""
+        if owner not in self.slots:
+            if not self._free:
+                self._grow()
+            self.slots[owner] = self._free.pop()
+        return self.slots[owner]
+
+    def _grow(self) -> None:
+        old = self.queries.shape[1] // self.observation
+        self.queries = torch.cat([self.queries, torch.zeros_like(self.queries)], dim=1)
+        self._free = list(range(2 * old - 1, old - 1, -1))
+
+    def copy(self, source: str, target: str) -> None:
+        """`target` gets its own copy of the queries of `source`."""
+        size, old, new = self.observation, self.slots[source], self.slot(target)
+        ring = self.queries
+        ring[:, new * size : (new + 1) * size] = ring[:, old * size : (old + 1) * size]
+
+    def rename(self, old: str, new: str) -> None:
+        """The slot of `old`, if it has one, belongs to `new`."""
+        if old in self.slots:
+            self.slots[new] = self.slots.pop(old)
+
+    def drop(self, owner: str) -> None:
+        """Free the owner's slot, if it has one."""
+        if owner in self.slots:
+            self._free.append(self.slots.pop(owner))
+
+    def arm(self, take: np.ndarray, put: np.ndarray) -> None:
+        """In the next forward pass, the queries of tokens `take` go to places `put`."""
+        device = self.queries.device
+        self._take = torch.from_numpy(take).to(device, non_blocking=True)
+        self._put = torch.from_numpy(put).to(device, non_blocking=True)
+        self.calls = 0
+
+    def disarm(self) -> None:
+        self._take = self._put = None
+
+    def record(self, layer: int, query: Tensor) -> None:
+        """Called by every layer with its queries [tokens, q_heads * head_dim or (.., ..)]."""
+        if self._take is None or self._put is None:
+            return
+        wanted = query.index_select(0, self._take).view(-1, *self.queries.shape[2:])
+        self.queries[layer].index_copy_(0, self._put, wanted)
+        self.calls += 1
+
+    def recent(self, owners: Sequence[str], logical: Sequence[int], count: int) -> Tensor:
+        """[layers, owners, q_heads, count, head_dim]: the newest queries, oldest first.
+
+        `logical` are tokens that each owner has seen.
+        """
+        last = np.asarray(logical)[:, None] - count + np.arange(count)
+        slots = np.array([self.slots[owner] for owner in owners])
+        flat = (slots[:, None] * self.observation + last % self.observation).ravel()
+        index = torch.from_numpy(flat).to(self.queries.device)
+        found = self.queries.index_select(1, index)
+        return found.unflatten(1, (len(owners), count)).transpose(2, 3)
+
+
+def capture(layer: Any, number: int, ring: QueryRing) -> None:
+    """From now on `layer` records its queries. Raises ConfigError for an unknown interface."""
+    inner = layer.impl.forward
+    names = list(inspect.signature(inner).parameters)
+    if names[:2] != ["layer", "query"]:
+        raise ConfigError(
+            f"attention backend {type(layer.impl).__name__}: forward({', '.join(names)}) is not "
+            "known to kvrescue; use the supported vLLM version with its default backend"
+        )
+
+    def forward(layer_: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        ring.record(number, query)
+        return inner(layer_, query, *args, **kwargs)
+
+    layer.impl.forward = forward

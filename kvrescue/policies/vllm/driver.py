@@ -1,0 +1,143 @@
+"""Driver: an in-process LLMEngine as coroutines; requests of all problems share its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from vllm import SamplingParams, TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+from kvrescue.errors import PolicyError
+from kvrescue.policies.vllm.messages import Ticket
+from kvrescue.policies.vllm.scheduler import DraftScheduler
+from kvrescue.sampling import Sampling
+
+__all__ = ["Driver"]
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
+
+
+class Driver:
+    """Runs requests to their end; one background task steps the engine while there are any."""
+
+    def __init__(self, vllm_config: Any, name: str) -> None:
+        self.name = name
+        self.llm: Any = LLMEngine(
+            vllm_config, Executor.get_class(vllm_config), log_stats=False, multiprocess_mode=False
+        )
+        self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
+        if not isinstance(self.scheduler, DraftScheduler):
+            raise PolicyError(f"{name}: vLLM did not use kvrescue's scheduler")
+        self.steps = 0
+        self._numbers = itertools.count()
+        self._waiting: dict[str, tuple[Ticket, asyncio.Future[None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._broken: Exception | None = None
+
+    def new_name(self) -> str:
+        """A name that no other request or state of this engine has."""
+        return f"kvr{next(self._numbers)}"
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        ticket: Ticket,
+        *,
+        sampling: Sampling = GREEDY,
+        seed: int | None = None,
+        max_tokens: int = 1,
+    ) -> asyncio.Future[None]:
+        """Queue a request; the future resolves when it has ended by itself."""
+        loop = self._start()
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=True,  # the draft decides
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=ticket.extra_args,
+        )
+        done: asyncio.Future[None] = loop.create_future()
+        self.scheduler.expect(ticket)
+        self.llm.add_request(ticket.name, TokensPrompt(prompt_token_ids=list(tokens)), params)
+        self._waiting[ticket.name] = (ticket, done)
+        return done
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Stop requests at once; their blocks are free when this returns."""
+        alive = [name for name in names if name in self._waiting]
+        if alive:
+            self.llm.abort_request(alive)
+        for name in alive:
+            ticket, done = self._waiting.pop(name)
+            self.scheduler.tickets.pop(ticket.name, None)
+            done.cancel()
+
+    def shutdown(self) -> None:
+        """Stop the engine; idempotent."""
+        if self.llm is not None:
+            self.llm.engine_core.shutdown()
+            self.llm = None
+            self._broken = PolicyError(f"{self.name} is closed")
+
+    # -- driving --------------------------------------------------------------------------------
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        if self._broken is not None:
+            raise self._broken
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done():
+            self._run(loop)
+        elif loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise PolicyError(
+                    f"{self.name} is at work on another event loop; use one Rescue (or one loop) "
+                    "per engine at a time"
+                )
+            self.abort(list(self._waiting))  # the old loop died in the middle of its work
+            self._run(loop)
+        return loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task = loop.create_task(self._drive(), name=f"vLLM engine {self.name}")
+
+    async def _drive(self) -> None:
+        await asyncio.sleep(0)  # let everybody who wants work queue it first: it runs as a batch
+        while self._waiting:
+            try:
+                outputs = self.llm.step()
+            except Exception as error:
+                self._fail(error)
+                return
+            self.steps += 1
+            for output in outputs:
+                if output.finished and output.request_id in self._waiting:
+                    self._resolve(output.request_id)
+            await asyncio.sleep(0)
+
+    def _resolve(self, name: str) -> None:
+        ticket, done = self._waiting.pop(name)
+        if done.done():
+            return
+        if ticket.draft is not None and ticket.draft.error is not None:
+            done.set_exception(ticket.draft.error)
+        else:
+            done.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        """A step that failed leaves vLLM's state undefined: the engine is not used again."""
+        self._broken = error
+        waiting, self._waiting = self._waiting, {}
+        for _, done in waiting.values():
+            if not done.done():
+                done.set_exception(error)

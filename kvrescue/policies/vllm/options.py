@@ -1,0 +1,59 @@
+"""How an evictor reaches vLLM's worker processes: by name and options, as plain JSON.
+
+vLLM hashes and pickles `additional_config`, and workers may be other processes, so the evictor
+travels as "module:Class" plus its fields. A class that cannot be imported by that name is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from kvrescue.errors import ConfigError
+from kvrescue.evictors.base import Evictor
+from kvrescue.policies.vllm.messages import KEY
+
+__all__ = ["evictor_of", "pack"]
+
+
+def pack(evictor: Evictor | None) -> dict[str, Any]:
+    """`additional_config` for an engine with this evictor. Raises ConfigError."""
+    if evictor is None:
+        return {KEY: {"evictor": None}}
+    kind = type(evictor)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    try:
+        found = _load(name)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not kind:
+        raise ConfigError(
+            f"evictor = {name!r} cannot be imported by that name, which vLLM's workers must do; "
+            "define the class at the top level of an importable module"
+        )
+    return {KEY: {"evictor": name, "options": evictor.model_dump(mode="json")}}
+
+
+def evictor_of(additional_config: object) -> Evictor | None:
+    """The evictor that `pack` wrote, None for an engine without one. Raises ConfigError."""
+    packed = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    if not isinstance(packed, Mapping):
+        raise ConfigError(
+            f"additional_config = {additional_config!r} lacks {KEY!r}: this vLLM engine was not "
+            "started by kvrescue; build it with VLLMPolicy"
+        )
+    if packed["evictor"] is None:
+        return None
+    evictor = _load(packed["evictor"]).model_validate(packed["options"])
+    if not isinstance(evictor, Evictor):
+        raise ConfigError(f"evictor = {packed['evictor']!r} is not a kvrescue Evictor")
+    return evictor
+
+
+def _load(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

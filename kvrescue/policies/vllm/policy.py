@@ -1,0 +1,157 @@
+"""VLLMPolicy: a Hugging Face decoder on stock vLLM, evicted or with full context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+from transformers import AutoConfig, GenerationConfig
+
+from kvrescue.detectors.base import Source
+from kvrescue.engine.loading import Checkpoint, DType, context_limit, load_tokenizer, resolve
+from kvrescue.engine.prompt import Template, render_prompt
+from kvrescue.errors import InputError
+from kvrescue.evictors.base import Evictor
+from kvrescue.policies.base import Policy, PolicySpec
+from kvrescue.policies.torch import TorchView, eos_ids
+from kvrescue.policies.vllm.support import check_evictor, require_vllm
+from kvrescue.registry import EvictorField
+from kvrescue.types import Question
+
+__all__ = ["VLLMPolicy", "VLLMPolicySpec", "VLLMView"]
+
+
+class VLLMPolicySpec(PolicySpec):
+    """`kind: vllm` in a configuration; the fields are `VLLMPolicy`'s arguments."""
+
+    kind: ClassVar[str] = "vllm"
+
+    model: str = Field(min_length=1)
+    """Folder, hub name, `tiny/base`, `tiny/helper`, `gguf:PACKAGE` or a .gguf file."""
+    evictor: EvictorField = None
+    """None: full context, with vLLM's prefix caching."""
+    system: str | None = None
+    """System message of the chat template."""
+    template: Template = "chat"
+    max_context: int | None = Field(default=None, ge=2)
+    """Tokens of prompt and steps; None: the model's limit, at most 4096."""
+    max_live_rows: int = Field(default=128, ge=1)
+    """Requests that decode at once; more wait."""
+    candidates: int = Field(default=8, ge=1)
+    """Candidates per problem that blocks are promised for when it opens."""
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    """Memory of the KV cache; None: 1 GiB on the CPU, vLLM's share on CUDA."""
+    dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on the CPU."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Further fields of vLLM's EngineArgs, such as tensor_parallel_size."""
+
+    def build(self) -> VLLMPolicy:
+        return VLLMPolicy(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class VLLMPolicy(Policy):
+    """Proposes steps with a model that vLLM runs in this process.
+
+    `evictor` None means full context: stock vLLM with prefix caching. With an evictor the base
+    class's `interval` is the evictor's own; 16 and more keep the cost of eviction low, 1 is the
+    paper's. Arguments as in `VLLMPolicySpec`.
+
+    Raises DependencyError (vLLM missing or of an unsupported version), ConfigError (an unsupported
+    combination, see `support.REFUSALS`) and ModelLoadError.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        evictor: Evictor | None = None,
+        system: str | None = None,
+        template: Template = "chat",
+        max_context: int | None = None,
+        max_live_rows: int = 128,
+        candidates: int = 8,
+        kv_cache_bytes: int | None = None,
+        dtype: DType = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        require_vllm()
+        from kvrescue.policies.vllm.engine import VLLMEngine
+        from kvrescue.policies.vllm.start import default_memory, default_type, engine_config
+
+        if evictor is not None and not evictor.bounded:
+            evictor = None
+        if evictor is not None:
+            check_evictor(evictor)
+        checkpoint = resolve(model)
+        self.tokenizer, self.pieces = load_tokenizer(checkpoint)
+        if template == "chat" and self.tokenizer.chat_template is None:
+            template = "raw"
+        self.system, self.template = system, template
+        model_config = _model_config(checkpoint)
+        self.max_context = context_limit(model_config.get_text_config(), max_context)
+        config = engine_config(
+            checkpoint,
+            evictor,
+            dtype=default_type(dtype),
+            max_context=self.max_context,
+            kv_cache_bytes=default_memory(kv_cache_bytes),
+            max_live=max_live_rows,
+            options=options or {},
+        )
+        self.engine = VLLMEngine(
+            config,
+            name=checkpoint.name,
+            evictor=evictor,
+            pieces=self.pieces,
+            eos=eos_ids(_generation_eos(checkpoint, model_config), self.tokenizer),
+            candidates=candidates,
+        )
+
+    @property
+    def source(self) -> Source:
+        return Source(vocab_size=self.engine.vocab_size, max_step_tokens=self.max_context)
+
+    def prompt_ids(self, question: Question) -> list[int]:
+        """Token ids of the prompt, up to where the first step begins."""
+        return render_prompt(self.tokenizer, question.text, self.system, self.template)
+
+    async def open(self, question: Question, name: str) -> VLLMView:
+        prompt = self.prompt_ids(question)
+        if not 0 < len(prompt) < self.max_context:
+            raise InputError(
+                f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "
+                f"context of {self.max_context}; shorten it or raise max_context"
+            )
+        return VLLMView(self, name, await self.engine.open(prompt))
+
+    async def aclose(self) -> None:
+        """Stop the engine and free its memory."""
+        self.engine.driver.shutdown()
+
+
+class VLLMView(TorchView):
+    """A held state of the policy's engine; what a view does is the same on both engines."""
+
+    policy: VLLMPolicy  # type: ignore[assignment]
+
+
+def _model_config(checkpoint: Checkpoint) -> Any:
+    kwargs = checkpoint.kwargs
+    if checkpoint.gguf:
+        kwargs["gguf_file"] = checkpoint.gguf
+    return AutoConfig.from_pretrained(checkpoint.path, **kwargs)
+
+
+def _generation_eos(checkpoint: Checkpoint, config: Any) -> list[int]:
+    """Ids that the checkpoint names as end of sequence."""
+    eos = None
+    if not checkpoint.gguf:
+        try:
+            generation = GenerationConfig.from_pretrained(checkpoint.path, **checkpoint.kwargs)
+            eos = generation.eos_token_id
+        except OSError:  # no generation_config.json
+            eos = None
+    eos = getattr(config, "eos_token_id", None) if eos is None else eos
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

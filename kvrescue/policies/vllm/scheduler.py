@@ -1,0 +1,193 @@
+"""Schedulers: vLLM's own, plus what happens to a request between two steps.
+
+`DraftScheduler` (any engine): after every token the request's draft decides whether it ends.
+`EvictingScheduler`: it also owns logical and physical lengths, orders evictions, keeps finished
+caches as named states and forks requests from them. `schedule()` itself is vLLM's, unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from kvrescue.errors import AuditError, ConfigError, PolicyError
+from kvrescue.policies.vllm.messages import KEY, Audit, Due, Report, StepMessage, Ticket
+from kvrescue.policies.vllm.messages import ticket_name
+from kvrescue.policies.vllm.options import evictor_of
+from kvrescue.policies.vllm.spec import EvictingManager, Held
+
+__all__ = ["DraftScheduler", "EvictingScheduler"]
+
+
+class DraftScheduler(Scheduler):  # type: ignore[misc]
+    """Lets drafts end their requests; the driver hands tickets over in process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tickets: dict[str, Ticket] = {}
+        """By name, from `expect` until the request ends."""
+        self._report = Report()
+
+    def expect(self, ticket: Ticket) -> None:
+        """Announce a request that will carry `ticket.extra_args`."""
+        self.tickets[ticket.name] = ticket
+
+    def _ticket(self, request: Any) -> Ticket | None:
+        params = request.sampling_params
+        name = ticket_name(params.extra_args) if params is not None else None
+        return None if name is None else self.tickets.get(name)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self._report = getattr(model_runner_output, KEY, None) or Report()
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _update_request_with_output(
+        self, request: Any, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        new, stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        ticket = self._ticket(request)
+        if ticket is not None and ticket.draft is not None:
+            for token in new:
+                if ticket.draft.push(token, self._report.entropies.get(request.request_id)):
+                    request.status = RequestStatus.FINISHED_STOPPED
+                    request.stop_reason = ticket.draft.stop and ticket.draft.stop.value
+                    stopped = True
+        return new, stopped
+
+    def _free_blocks(self, request: Any) -> None:
+        ticket = self._ticket(request)
+        super()._free_blocks(request)
+        if ticket is not None:
+            del self.tickets[ticket.name]
+
+
+class EvictingScheduler(DraftScheduler):
+    """Scheduler of an engine with an evictor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        evictor = evictor_of(self.vllm_config.additional_config)
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        if evictor is None or len(managers) != 1 or not isinstance(managers[0], EvictingManager):
+            raise ConfigError(
+                f"the KV cache has {len(managers)} groups, managed by "
+                f"{', '.join(type(m).__name__ for m in managers)}; eviction needs one group of "
+                "full attention: use a model without sliding-window or state-space layers"
+            )
+        self.evictor = evictor
+        self.manager: EvictingManager = managers[0]
+        self.held: dict[str, Held] = {}
+        self.preemptions = 0
+        self._holds: list[tuple[str, str]] = []
+        self._releases: list[str] = []
+
+    # -- states ---------------------------------------------------------------------------------
+
+    def release(self, name: str) -> None:
+        """Give the blocks of a state back; a name that is not held is ignored."""
+        held = self.held.pop(name, None)
+        if held is not None:
+            self.manager.block_pool.free_blocks(reversed(held.blocks))
+            self._releases.append(name)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks in the pool that nobody owns."""
+        return int(self.manager.block_pool.get_num_free_blocks())
+
+    def _hold(self, request: Any, ticket: Ticket, name: str) -> None:
+        manager, request_id = self.manager, request.request_id
+        evicted = manager.evicted.get(request_id, 0)
+        audit = manager.audits.get(request_id, Audit())
+        prefix = manager.prefixes.get(request_id, ticket.prefix)
+        blocks = manager.pop_blocks_for_free(request_id)
+        logical = request.num_computed_tokens
+        owned = cdiv(logical - evicted, manager.block_size)
+        manager.block_pool.free_blocks(reversed(blocks[owned:]))
+        self.held[name] = Held(
+            blocks[:owned], logical, evicted, prefix, ticket.keep_logits, audit
+        )
+        self._holds.append((request_id, name))
+
+    def _free_request_blocks(self, request: Any) -> None:
+        ticket = self._ticket(request)
+        ended = request.status in (
+            RequestStatus.FINISHED_STOPPED,
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+        )
+        wanted = ticket is not None and (ticket.draft is None or ticket.draft.adoptable)
+        if ticket is not None and ticket.hold is not None and ended and wanted:
+            self._hold(request, ticket, ticket.hold)
+        else:  # aborted, failed, preempted or nobody's: free at once
+            super()._free_request_blocks(request)
+
+    def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, int, int, bool]:
+        """A fork is a prefix hit on a state; called again when a preempted fork comes back."""
+        ticket = self._ticket(request)
+        if ticket is None or ticket.fork is None:
+            hit: tuple[Any, int, int, bool] = super()._get_local_prefix_cache_hit(request)
+            return hit
+        held = self.held.get(ticket.fork)
+        if held is None or held.logical > request.num_tokens:
+            raise PolicyError(f"state {ticket.fork!r} is gone or longer than its fork")
+        repeats = held.logical == request.num_tokens
+        if repeats and not held.complete:
+            raise PolicyError(f"a fork of {ticket.fork!r} needs the token that was sampled last")
+        self.manager.want_fork(request.request_id, ticket.fork, held, repeats)
+        return KVCacheBlocks((tuple(held.blocks),)), held.logical - repeats, 0, False
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
+        self.preemptions += 1
+        return super()._preempt_request(*args, **kwargs)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        output = super().schedule(throttle_prefills)
+        message = StepMessage(self._holds, self.manager.take_forks(), self._releases)
+        self._holds, self._releases = [], []
+        repeating = {fork.request for fork in message.forks if fork.repeats}
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            message.evicted[request_id] = self.manager.evicted.get(request_id, 0)
+            ticket = self._ticket(request)
+            prefix = self.manager.prefixes.setdefault(request_id, ticket.prefix if ticket else 0)
+            audit = self.manager.audits.setdefault(request_id, Audit())
+            if request_id in repeating:
+                continue
+            if request.is_prefill_chunk:  # law 6: a prompt or a foreign step is evicted as a whole
+                audit.length += tokens
+                continue
+            self._order_eviction(message, request, audit, tokens, prefix)
+            if ticket is not None and ticket.keep_logits:
+                message.keep_logits.append(request_id)
+        setattr(output, KEY, message)
+        return output
+
+    def _order_eviction(
+        self, message: StepMessage, request: Any, audit: Audit, tokens: int, prefix: int
+    ) -> None:
+        keep = self.evictor.bound + prefix
+        dropped = audit.fed(tokens, keep, self.evictor.interval)
+        if dropped:
+            request_id = request.request_id
+            message.due[request_id] = Due(
+                keep + dropped, keep, prefix, request.num_computed_tokens
+            )
+            self.manager.evicted[request_id] = message.evicted[request_id] + dropped
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        ordered = {r: d.length - d.keep for r, d in getattr(scheduler_output, KEY).due.items()}
+        report = getattr(model_runner_output, KEY, None)
+        found = report.dropped if report is not None else {}
+        if ordered != found:
+            raise AuditError(
+                f"the scheduler ordered evictions from {len(ordered)} sequences "
+                f"({sum(ordered.values())} entries), the workers made {len(found)} "
+                f"({sum(found.values())}): the eviction hook was not called as it should be"
+            )
+        return super().update_from_output(scheduler_output, model_runner_output)

@@ -1,0 +1,112 @@
+"""From a policy's options to a checked VllmConfig."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from kvrescue.engine.loading import Checkpoint
+from kvrescue.errors import ConfigError, KVRescueError
+from kvrescue.evictors.base import Evictor
+from kvrescue.policies.vllm.export import model_folder
+from kvrescue.policies.vllm.options import pack
+from kvrescue.policies.vllm.support import check_config
+
+__all__ = ["default_memory", "default_type", "engine_config"]
+
+_OURS = ("model", "scheduler_cls", "worker_cls", "additional_config", "max_model_len", "dtype")
+_SCHEDULERS = {
+    True: "kvrescue.policies.vllm.scheduler.EvictingScheduler",
+    False: "kvrescue.policies.vllm.scheduler.DraftScheduler",
+}
+
+
+def engine_config(
+    checkpoint: Checkpoint,
+    evictor: Evictor | None,
+    *,
+    dtype: str,
+    max_context: int,
+    kv_cache_bytes: int | None,
+    max_live: int,
+    options: Mapping[str, Any],
+) -> Any:
+    """A VllmConfig in which nothing is unsupported. Raises ConfigError.
+
+    `options` are further fields of vLLM's EngineArgs; they override our defaults and are checked.
+    """
+    cpu = current_platform.is_cpu()
+    for name in _OURS:
+        if name in options:
+            raise ConfigError(
+                f"options.{name} = {options[name]!r} is set by kvrescue; use the policy's own "
+                "arguments"
+            )
+    folder = model_folder(checkpoint)
+    settings: dict[str, Any] = {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "dtype": dtype,
+        "seed": 0,
+        "max_model_len": max_context,
+        "max_num_seqs": max_live,
+        "max_num_batched_tokens": max(2048, max_context, max_live),
+        "block_size": 32 if cpu else 16,
+        "enable_prefix_caching": evictor is None,
+        "async_scheduling": False,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "kv_cache_memory_bytes": kv_cache_bytes,
+        "scheduler_cls": _SCHEDULERS[evictor is not None],
+        "worker_cls": (
+            "kvrescue.policies.vllm.worker.CPUWorker"
+            if cpu
+            else "kvrescue.policies.vllm.cuda_worker.CUDAWorker"
+        ),
+        "additional_config": pack(evictor),
+        **_overrides(folder),
+        **options,
+    }
+    if settings.get("tensor_parallel_size", 1) == 1:  # vLLM would start a process of its own
+        settings.setdefault("distributed_executor_backend", "uni")
+    try:
+        config = EngineArgs(**settings).create_engine_config()
+    except KVRescueError:
+        raise
+    except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"vLLM refuses its options: {error}") from error
+    check_config(config, evictor)
+    return config
+
+
+def _overrides(folder: str) -> dict[str, Any]:
+    """vLLM's Qwen2 ignores `head_dim`; its Llama, given biases, computes the same."""
+    file = Path(folder, "config.json")
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text())
+    heads, width = found.get("num_attention_heads"), found.get("hidden_size")
+    if found.get("model_type") != "qwen2" or not (heads and width):
+        return {}
+    if found.get("head_dim", width // heads) == width // heads:
+        return {}
+    return {"hf_overrides": {"architectures": ["LlamaForCausalLM"], "qkv_bias": True}}
+
+
+def default_type(dtype: str) -> str:
+    """`auto` is float32 on the CPU, where vLLM's bfloat16 is slower, and bfloat16 on CUDA."""
+    return ("float32" if current_platform.is_cpu() else "bfloat16") if dtype == "auto" else dtype
+
+
+def default_memory(kv_cache_bytes: int | None) -> int | None:
+    """Bytes of the KV cache; None leaves it to vLLM, which takes its share of the GPU."""
+    if kv_cache_bytes is None and current_platform.is_cpu():
+        return 1 << 30
+    return kv_cache_bytes
