@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,27 @@ from kvrescue.sampling import Sampling
 
 __all__ = ["Driver"]
 
+_alive: set[int] = set()
+
+
+def _own_shutdown(owner: object, client: Any) -> weakref.finalize[[Any, int], Any]:
+    """vLLM tears down the process-wide distributed groups with any of its engines, even when one
+    is only garbage collected: here they stay until the last engine ends."""
+    client._finalizer.detach()
+    _alive.add(id(client.engine_core))
+    return weakref.finalize(owner, _shut_down, client.engine_core, id(client.engine_core))
+
+
+def _shut_down(core: Any, key: int) -> None:
+    _alive.discard(key)
+    if _alive:
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+    else:
+        core.shutdown()
+
+
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
 
 
@@ -30,6 +52,7 @@ class Driver:
         self.llm: Any = LLMEngine(
             vllm_config, Executor.get_class(vllm_config), log_stats=False, multiprocess_mode=False
         )
+        self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         if not isinstance(self.scheduler, DraftScheduler):
             raise PolicyError(f"{name}: vLLM did not use kvrescue's scheduler")
@@ -83,11 +106,11 @@ class Driver:
             done.cancel()
 
     def shutdown(self) -> None:
-        """Stop the engine; idempotent."""
+        """Stop the engine and fail those who wait; idempotent."""
         if self.llm is not None:
-            self.llm.engine_core.shutdown()
+            self._fail(PolicyError(f"{self.name} is closed"))
             self.llm = None
-            self._broken = PolicyError(f"{self.name} is closed")
+            self._finalizer()
 
     # -- driving --------------------------------------------------------------------------------
 
