@@ -51,8 +51,9 @@ def cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
 async def test_a_wide_budget_changes_nothing(model: str) -> None:
     policy = vllm_policy(model, WIDE, max_context=1024)
     prompts = [policy.prompt_ids(q) for q in questions()]
-    expected = stock(model, prompts, 200)
-    found = await asyncio.gather(*(decode(policy, p, 200) for p in prompts))
+    count = 64 if model == SMOLLM else 200
+    expected = stock(model, prompts, count)
+    found = await asyncio.gather(*(decode(policy, p, count) for p in prompts))
     assert [f[0] for f in found] == [cut(e, policy.engine.eos) for e in expected]
     assert sum(len(f[0]) for f in found) > 200
 

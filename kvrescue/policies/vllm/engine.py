@@ -37,8 +37,10 @@ class VLLMSequence:
     state: str | None = None
     unfed: list[int] = field(default_factory=list)
     """Lengths of the pieces at the end of `tokens` that the state has not seen."""
-    forks: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
-    """Finished candidates by index, until the next commit or proposal: state and token ids."""
+    forks: dict[int, list[int]] = field(default_factory=dict)
+    """Token ids of finished candidates by index, until the next commit or proposal."""
+    held: dict[int, str] = field(default_factory=dict)
+    """Their caches; whoever empties `forks` need not know of them."""
     width: int = 0
     """Candidates that blocks are promised for."""
     adopted: bool = False
@@ -166,17 +168,16 @@ class VLLMEngine:
             self._release(*(t.hold for t in tickets))
             raise
         drafts = [t.draft for t in tickets if t.draft is not None]
-        sequence.forks = {
-            d.index: (t.hold or "", d.token_ids)
-            for t, d in zip(tickets, drafts, strict=True)
-            if d.adoptable
+        sequence.forks = {d.index: d.token_ids for d in drafts if d.adoptable}
+        sequence.held = {
+            t.draft.index: t.hold for t in tickets if t.hold and t.draft and t.draft.adoptable
         }
         return drafts
 
     def adopt(self, sequence: VLLMSequence, index: int) -> None:
         """The sequence's state becomes the fork `index`, without its last token: extend by it."""
         self._check_open(sequence)
-        name, tokens = sequence.forks.pop(index)
+        tokens, name = sequence.forks.pop(index), sequence.held.pop(index, None)
         self._release_forks(sequence)
         sequence.tokens += tokens[:-1]
         sequence.adopted = True
@@ -293,7 +294,8 @@ class VLLMEngine:
                     self.driver.scheduler.release(name)
 
     def _release_forks(self, sequence: VLLMSequence) -> None:
-        self._release(*(name for name, _ in sequence.forks.values()))
+        self._release(*sequence.held.values())
+        sequence.held.clear()
         sequence.forks.clear()
 
     # -- blocks ---------------------------------------------------------------------------------

