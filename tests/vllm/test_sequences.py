@@ -161,8 +161,16 @@ async def test_a_context_can_be_filled_to_the_last_token() -> None:
         found = await view.propose(1, step(16), (), [view.room], 512)
         if found[0].stop is StopReason.EOS:
             found = [foreign(policy, "3 + 4 = 7.\n\n")]
-            found = [Candidate("x", 0, "", found[0].token_ids[: view.room], StopReason.LENGTH,
-                               tokenizer=policy.pieces.fingerprint)]
+            found = [
+                Candidate(
+                    "x",
+                    0,
+                    "",
+                    found[0].token_ids[: view.room],
+                    StopReason.LENGTH,
+                    tokenizer=policy.pieces.fingerprint,
+                )
+            ]
         await view.commit(found[0])
     assert view.stats.logical_length == 128
     assert view.stats.physical_length < EVICTOR.bound + EVICTOR.interval
@@ -273,9 +281,7 @@ async def test_a_long_sequence_owns_few_blocks(evicted: VLLMPolicy) -> None:
     sequence = await engine.open(evicted.prompt_ids(questions(3)[2]))
     most = -(-(EVICTOR.bound + EVICTOR.interval) // engine.block_size) + 1
     for turn in range(12):
-        drafts = await engine.propose(
-            sequence, step(60), (), [turn], 60, StopReason.LENGTH
-        )
+        drafts = await engine.propose(sequence, step(60), (), [turn], 60, StopReason.LENGTH)
         if 0 not in sequence.forks or drafts[0].token_ids[-1] in engine.eos:
             await engine.extend(sequence, evicted.tokenizer.encode("3 + 4 = 7.\n\n"))
         else:

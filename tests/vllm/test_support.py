@@ -182,7 +182,7 @@ def test_options_reach_vllm_and_are_checked() -> None:
 
 
 def test_an_evictor_that_needs_attention_is_refused() -> None:
-    with pytest.raises(ConfigError, match="h2o.*attention mass"):
+    with pytest.raises(ConfigError, match=r"h2o.*attention mass"):
         VLLMPolicy(BASE, evictor=H2O(budget=32, window=16))
 
 
@@ -230,7 +230,7 @@ def test_the_layout_is_found_and_the_cache_left_clean() -> None:
 
 def test_a_wrong_layout_is_caught() -> None:
     found, blocks = layers()
-    with pytest.raises(ConfigError, match="does not know.*fused head"):
+    with pytest.raises(ConfigError, match=r"does not know.*fused head"):
         find_layout(found, blocks, [FusedHeadLayout()])
 
 

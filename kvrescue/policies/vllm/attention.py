@@ -170,7 +170,8 @@ class QueryRing:
         flat = (slots[:, None] * self.observation + last % self.observation).ravel()
         index = torch.from_numpy(flat).to(self.queries.device)
         found = self.queries.index_select(1, index)
-        return found.unflatten(1, (len(owners), count)).transpose(2, 3)
+        by_owner: Tensor = found.unflatten(1, (len(owners), count))
+        return by_owner.transpose(2, 3)
 
 
 def capture(layer: Any, number: int, ring: QueryRing) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import Field
 from transformers import AutoConfig, GenerationConfig
@@ -124,7 +124,8 @@ class VLLMPolicy(Policy):
                 f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "
                 f"context of {self.max_context}; shorten it or raise max_context"
             )
-        return VLLMView(self, name, await self.engine.open(prompt))
+        sequence: Any = await self.engine.open(prompt)
+        return VLLMView(cast("Any", self), name, sequence)
 
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""
@@ -133,8 +134,6 @@ class VLLMPolicy(Policy):
 
 class VLLMView(TorchView):
     """A held state of the policy's engine; what a view does is the same on both engines."""
-
-    policy: VLLMPolicy  # type: ignore[assignment]
 
 
 def _model_config(checkpoint: Checkpoint) -> Any:

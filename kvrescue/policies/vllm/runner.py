@@ -148,9 +148,7 @@ class EvictionMixin(EntropyMixin):
         table = self.input_batch.block_table
         inner = table.compute_slot_mapping
 
-        def compute_slot_mapping(
-            num_reqs: int, query_start_loc: Tensor, positions: Tensor
-        ) -> None:
+        def compute_slot_mapping(num_reqs: int, query_start_loc: Tensor, positions: Tensor) -> None:
             if self._message is not None:
                 evicted = torch.from_numpy(self._evicted[:num_reqs]).to(positions.device)
                 rows = self.req_indices.gpu[: positions.shape[0]].long()

@@ -15,8 +15,15 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from kvrescue.errors import AuditError, ConfigError, PolicyError
-from kvrescue.policies.vllm.messages import KEY, Audit, Due, Report, StepMessage, Ticket
-from kvrescue.policies.vllm.messages import ticket_name
+from kvrescue.policies.vllm.messages import (
+    KEY,
+    Audit,
+    Due,
+    Report,
+    StepMessage,
+    Ticket,
+    ticket_name,
+)
 from kvrescue.policies.vllm.options import evictor_of
 from kvrescue.policies.vllm.spec import EvictingManager, Held
 
@@ -108,9 +115,7 @@ class EvictingScheduler(DraftScheduler):
         logical = request.num_computed_tokens
         owned = cdiv(logical - evicted, manager.block_size)
         manager.block_pool.free_blocks(reversed(blocks[owned:]))
-        self.held[name] = Held(
-            blocks[:owned], logical, evicted, prefix, ticket.keep_logits, audit
-        )
+        self.held[name] = Held(blocks[:owned], logical, evicted, prefix, ticket.keep_logits, audit)
         self._holds.append((request_id, name))
 
     def _free_request_blocks(self, request: Any) -> None:
@@ -175,9 +180,7 @@ class EvictingScheduler(DraftScheduler):
         dropped = audit.fed(tokens, keep, self.evictor.interval)
         if dropped:
             request_id = request.request_id
-            message.due[request_id] = Due(
-                keep + dropped, keep, prefix, request.num_computed_tokens
-            )
+            message.due[request_id] = Due(keep + dropped, keep, prefix, request.num_computed_tokens)
             self.manager.evicted[request_id] = message.evicted[request_id] + dropped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -77,6 +77,5 @@ def _fits(layer: Any, layout: Layout) -> bool:
 
 def _equal(found: Sequence[Tensor], written: Sequence[Tensor], count: int) -> bool:
     return all(
-        torch.equal(f[0, :, :count], w.transpose(0, 1))
-        for f, w in zip(found, written, strict=True)
+        torch.equal(f[0, :, :count], w.transpose(0, 1)) for f, w in zip(found, written, strict=True)
     )

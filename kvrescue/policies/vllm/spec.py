@@ -84,7 +84,8 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
         wanted = self._wanted.get(request_id)
         evicted = wanted[1].evicted if wanted else self.evicted.get(request_id, 0)
         owned = len(self.req_to_blocks.get(request_id, ()))
-        return max(cdiv(num_tokens - evicted, self.block_size) - owned, 0)
+        needed: int = cdiv(num_tokens - evicted, self.block_size)
+        return max(needed - owned, 0)
 
     def add_local_computed_blocks(
         self,
