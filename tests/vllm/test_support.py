@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +187,12 @@ def test_an_evictor_that_needs_attention_is_refused() -> None:
         VLLMPolicy(BASE, evictor=H2O(budget=32, window=16))
 
 
+def test_the_default_interval_is_16() -> None:
+    default = vllm_policy(BASE, RKV(budget=32, window=16)).engine.evictor
+    assert default == RKV(budget=32, window=16, interval=16)
+    assert vllm_policy(BASE, EVICTOR).engine.evictor == EVICTOR
+
+
 def test_no_eviction_is_full_context() -> None:
     assert vllm_policy(BASE, NoEviction()).engine.evictor is None
 
@@ -295,3 +302,10 @@ def test_the_ring_grows_and_keeps_what_it_holds() -> None:
     ring.rename("b", "c")
     assert list(ring.slots) == ["c"]
     assert ring.recent(["c"], [5], 2)[0, 0, 0].tolist() == [[4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_the_documentation_holds_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    for refusal in support.REFUSALS:
+        star = "*" if refusal.always else ""
+        assert f"| {refusal.setting}{star} | {refusal.why} | {refusal.change} |" in text

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -19,6 +23,19 @@ from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
 
 __all__ = ["Driver"]
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """vLLM seeds the generators of the whole process when a worker starts in it."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
 
 _alive: set[int] = set()
 
@@ -49,9 +66,13 @@ class Driver:
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
-        self.llm: Any = LLMEngine(
-            vllm_config, Executor.get_class(vllm_config), log_stats=False, multiprocess_mode=False
-        )
+        with _random_state_kept():
+            self.llm: Any = LLMEngine(
+                vllm_config,
+                Executor.get_class(vllm_config),
+                log_stats=False,
+                multiprocess_mode=False,
+            )
         self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         if not isinstance(self.scheduler, DraftScheduler):
@@ -91,7 +112,11 @@ class Driver:
         )
         done: asyncio.Future[None] = loop.create_future()
         self.scheduler.expect(ticket)
-        self.llm.add_request(ticket.name, TokensPrompt(prompt_token_ids=list(tokens)), params)
+        try:
+            self.llm.add_request(ticket.name, TokensPrompt(prompt_token_ids=list(tokens)), params)
+        except BaseException:
+            self.scheduler.tickets.pop(ticket.name)
+            raise
         self._waiting[ticket.name] = (ticket, done)
         return done
 
@@ -103,7 +128,8 @@ class Driver:
         for name in alive:
             ticket, done = self._waiting.pop(name)
             self.scheduler.tickets.pop(ticket.name, None)
-            done.cancel()
+            if not done.get_loop().is_closed():
+                done.cancel()
 
     def shutdown(self) -> None:
         """Stop the engine and fail those who wait; idempotent."""

@@ -88,13 +88,10 @@ class VLLMEngine:
         Waits while the blocks of the sequences that are open leave no room for another.
         """
         sequence = VLLMSequence(list(tokens), unfed=[len(tokens)])
-        if self.evictor is None:
-            sequence.unfed = []
-            self._open.add(sequence)
-            return sequence
-        if self.evictor.protect_prompt:
-            sequence.prefix = len(tokens)
-        await self._promise(sequence)
+        if self.evictor is not None:
+            if self.evictor.protect_prompt:
+                sequence.prefix = len(tokens)
+            await self._promise(sequence)
         self._open.add(sequence)
         try:
             await self._feed(sequence)
@@ -116,9 +113,6 @@ class VLLMEngine:
                 f"context of {self.max_context}"
             )
         sequence.tokens += tokens
-        if self.evictor is None:
-            sequence.adopted = False
-            return
         sequence.unfed.append(len(tokens))
         lazy, sequence.adopted = sequence.adopted and len(tokens) == 1, False
         # A full context takes no further token, and vLLM no request without room for one.
@@ -181,9 +175,8 @@ class VLLMEngine:
         self._release_forks(sequence)
         sequence.tokens += tokens[:-1]
         sequence.adopted = True
-        if self.evictor is not None:
-            self._release(sequence.state)
-            sequence.state, sequence.unfed = name, []
+        self._release(sequence.state)
+        sequence.state, sequence.unfed = name, []
 
     def close(self, sequence: VLLMSequence, *, audit: bool = True) -> None:
         """Free everything; idempotent. Raises AuditError (law 10) after freeing."""
@@ -246,6 +239,9 @@ class VLLMEngine:
 
     async def _feed(self, sequence: VLLMSequence) -> None:
         """Feed what the state has not seen, piece by piece: each is evicted on its own."""
+        if self.evictor is None:
+            await self._warm(sequence)
+            return
         while sequence.unfed:
             unseen = sum(sequence.unfed[1:])
             tokens = sequence.tokens[: len(sequence.tokens) - unseen]
@@ -268,6 +264,15 @@ class VLLMEngine:
             self._release(sequence.state)
             sequence.state = ticket.hold
             del sequence.unfed[0]
+
+    async def _warm(self, sequence: VLLMSequence) -> None:
+        """Without an evictor: put long pieces into the prefix cache, which holds whole blocks;
+        otherwise every one of the next candidates would compute them for itself."""
+        pieces, sequence.unfed = sequence.unfed, []
+        if max(pieces, default=0) >= self.block_size:
+            await self._run(
+                sequence, [(Ticket(self.driver.new_name()), {"tokens": sequence.tokens})]
+            )
 
     async def _run(
         self, sequence: VLLMSequence, requests: Sequence[tuple[Ticket, dict[str, Any]]]

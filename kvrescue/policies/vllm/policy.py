@@ -21,6 +21,9 @@ from kvrescue.types import Question
 
 __all__ = ["VLLMPolicy", "VLLMPolicySpec", "VLLMView"]
 
+INTERVAL = 16
+"""Tokens between evictions where the evictor does not say."""
+
 
 class VLLMPolicySpec(PolicySpec):
     """`kind: vllm` in a configuration; the fields are `VLLMPolicy`'s arguments."""
@@ -54,9 +57,9 @@ class VLLMPolicySpec(PolicySpec):
 class VLLMPolicy(Policy):
     """Proposes steps with a model that vLLM runs in this process.
 
-    `evictor` None means full context: stock vLLM with prefix caching. With an evictor the base
-    class's `interval` is the evictor's own; 16 and more keep the cost of eviction low, 1 is the
-    paper's. Arguments as in `VLLMPolicySpec`.
+    `evictor` None means full context: stock vLLM with prefix caching. An evictor whose `interval`
+    was not given evicts every 16 tokens here (1, the paper's, moves the whole cache for each).
+    Arguments as in `VLLMPolicySpec`.
 
     Raises DependencyError (vLLM missing or of an unsupported version), ConfigError (an unsupported
     combination, see `support.REFUSALS`) and ModelLoadError.
@@ -84,6 +87,8 @@ class VLLMPolicy(Policy):
             evictor = None
         if evictor is not None:
             check_evictor(evictor)
+            if "interval" not in evictor.model_fields_set:
+                evictor = evictor.model_copy(update={"interval": INTERVAL})
         checkpoint = resolve(model)
         self.tokenizer, self.pieces = load_tokenizer(checkpoint)
         if template == "chat" and self.tokenizer.chat_template is None:
