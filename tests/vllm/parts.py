@@ -19,7 +19,7 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_step_tokens=512, sepa
 DRAWN = Sampling(temperature=1.0, top_p=0.95, top_k=20, max_step_tokens=512, separator="\x00")
 
 _NAMES = ("Tom", "Ann", "Eve", "Bob", "Kim", "Max", "Ida", "Leo")
-_MEMORY = {BASE: 32 << 20, HELPER: 32 << 20, SMOLLM: 512 << 20}
+_MEMORY = {BASE: 32 << 20, HELPER: 32 << 20, SMOLLM: 256 << 20}
 
 
 def questions(count: int = 8) -> list[Question]:

@@ -25,7 +25,7 @@ from kvrescue.policies.vllm.attention import (
     capture,
 )
 from kvrescue.policies.vllm.options import evictor_of, pack
-from kvrescue.policies.vllm.policy import VLLMPolicy
+from kvrescue.policies.vllm.policy import VLLMPolicy, VLLMPolicySpec, with_interval
 from kvrescue.policies.vllm.selftest import find_layout
 from kvrescue.policies.vllm.start import engine_config
 from tests.vllm.parts import BASE, vllm_policy
@@ -188,9 +188,13 @@ def test_an_evictor_that_needs_attention_is_refused() -> None:
 
 
 def test_the_default_interval_is_16() -> None:
-    default = vllm_policy(BASE, RKV(budget=32, window=16)).engine.evictor
-    assert default == RKV(budget=32, window=16, interval=16)
-    assert vllm_policy(BASE, EVICTOR).engine.evictor == EVICTOR
+    """And a resolved configuration says so: it means the same when it is read again."""
+    explicit = RKV(budget=32, window=16, interval=16)
+    assert VLLMPolicySpec(model=BASE, evictor=RKV(budget=32, window=16)).evictor == explicit
+    assert VLLMPolicySpec(model=BASE, evictor=EVICTOR).evictor == EVICTOR
+    assert with_interval(RKV(budget=32, window=16)) == explicit
+    paper = RKV(budget=32, window=16, interval=1)
+    assert with_interval(paper) is paper
 
 
 def test_no_eviction_is_full_context() -> None:

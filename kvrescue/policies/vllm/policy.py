@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from transformers import AutoConfig, GenerationConfig
 
 from kvrescue.detectors.base import Source
@@ -23,6 +23,13 @@ __all__ = ["VLLMPolicy", "VLLMPolicySpec", "VLLMView"]
 
 INTERVAL = 16
 """Tokens between evictions where the evictor does not say."""
+
+
+def with_interval(evictor: Evictor) -> Evictor:
+    """The evictor, with this backend's interval where none was given."""
+    if "interval" in evictor.model_fields_set or not evictor.bounded:
+        return evictor
+    return evictor.model_copy(update={"interval": INTERVAL})
 
 
 class VLLMPolicySpec(PolicySpec):
@@ -49,6 +56,12 @@ class VLLMPolicySpec(PolicySpec):
     """auto: bfloat16 on CUDA, float32 on the CPU."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further fields of vLLM's EngineArgs, such as tensor_parallel_size."""
+
+    @field_validator("evictor")
+    @classmethod
+    def _interval(cls, evictor: Evictor | None) -> Evictor | None:
+        """Made explicit here, so that a resolved configuration says what runs."""
+        return None if evictor is None else with_interval(evictor)
 
     def build(self) -> VLLMPolicy:
         return VLLMPolicy(**{name: getattr(self, name) for name in type(self).model_fields})
@@ -87,8 +100,7 @@ class VLLMPolicy(Policy):
             evictor = None
         if evictor is not None:
             check_evictor(evictor)
-            if "interval" not in evictor.model_fields_set:
-                evictor = evictor.model_copy(update={"interval": INTERVAL})
+            evictor = with_interval(evictor)
         checkpoint = resolve(model)
         self.tokenizer, self.pieces = load_tokenizer(checkpoint)
         if template == "chat" and self.tokenizer.chat_template is None:
