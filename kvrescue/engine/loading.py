@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import urllib.parse
 import urllib.request
 import warnings
@@ -19,15 +20,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from huggingface_hub import is_offline_mode, snapshot_download
 from huggingface_hub.constants import ENDPOINT
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -38,15 +38,16 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from kvrescue.engine import gguf
+from kvrescue.engine import files, gguf
 from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.choices import DType
+from kvrescue.engine.heads import fill, head_weights
 from kvrescue.engine.slots import SlotStore
 from kvrescue.engine.text import TokenText
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, nearest
 
 __all__ = [
     "Checkpoint",
-    "DType",
     "default_device",
     "default_dtype",
     "load_backbone",
@@ -55,13 +56,12 @@ __all__ = [
     "resolve",
 ]
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
 _TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
 _DTYPES: Final[dict[str, torch.dtype]] = {
     n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")
 }
 _FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
+_TYPES: Final = {"qwen2", "qwen3", "llama", "mistral"}
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
 
@@ -145,8 +145,13 @@ def _folder(name: str, path: Path) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever the libraries raise about a checkpoint becomes one typed error."""
+def _load_errors(
+    checkpoint: Checkpoint, fault_of: Callable[[Path], str | None] = files.weights_fault
+) -> Iterator[None]:
+    """Whatever the libraries raise about a checkpoint becomes one typed error.
+
+    It names the file that `fault_of` finds at fault, where there is one.
+    """
     verbosity = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     bars = hf_logging.is_progress_bar_enabled()
@@ -159,12 +164,42 @@ def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
         raise
     except Exception as error:  # a broken tokenizer.json, for one, is a bare Exception
         raise ModelLoadError(
-            f"model = {checkpoint.name!r}: cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
+            f"model = {checkpoint.name!r}: {_told(checkpoint, error, fault_of)}"
         ) from error
     finally:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+def _check_files(checkpoint: Checkpoint, fault_of: Callable[[Path], str | None]) -> None:
+    """For faults that the libraries keep silent about."""
+    if not checkpoint.local or checkpoint.gguf:
+        return
+    if fault := fault_of(Path(checkpoint.path)):
+        raise ModelLoadError(f"model = {checkpoint.name!r}: {fault}")
+
+
+def _told(checkpoint: Checkpoint, error: Exception, fault_of: Callable[[Path], str | None]) -> str:
+    """What is wrong with a checkpoint that a library has refused."""
+    if checkpoint.gguf:
+        file = Path(checkpoint.path, checkpoint.gguf)
+        return f"{file} cannot be read: download or copy it again ({_reason(error)})"
+    folder = Path(checkpoint.path)
+    if not checkpoint.local:  # what of it is in the cache
+        try:
+            folder = Path(snapshot_download(checkpoint.path, local_files_only=True))
+        except Exception:
+            return f"cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
+    if fault := fault_of(folder):
+        return fault + _hint(checkpoint)
+    kind = files.model_type(folder)
+    if kind and kind not in _TYPES:
+        return (
+            f"model type {kind!r} cannot be loaded; use a {_FAMILIES} family model "
+            f"({_reason(error)})"
+        )
+    return f"cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
 
 
 def _reason(error: Exception) -> str:
@@ -235,7 +270,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, Tok
 
 
 def _load_tokenizer(checkpoint: Checkpoint) -> TokenText:
-    with _load_errors(checkpoint):
+    _check_files(checkpoint, files.tokenizer_missing)
+    with _load_errors(checkpoint, files.tokenizer_fault):
         if checkpoint.gguf:
             tokenizer = gguf.load_tokenizer(Path(checkpoint.path, checkpoint.gguf))
         else:
@@ -245,6 +281,11 @@ def _load_tokenizer(checkpoint: Checkpoint) -> TokenText:
                 f"model = {checkpoint.name!r}: a fast tokenizer is needed (one with a "
                 f"tokenizer.json), not {type(tokenizer).__name__}"
             )
+        if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens}:
+            raise ModelLoadError(
+                f"model = {checkpoint.name!r}: it has no tokenizer; use a folder with one"
+            )
+        tokenizer.model_max_length = sys.maxsize  # the engine has its own limit, and tells of it
         pieces = TokenText(tokenizer)
         if not pieces.is_exact:
             raise ModelLoadError(
@@ -290,15 +331,16 @@ def load_backbone(
         )
     model = _pretrained(AutoModel, checkpoint, dtype)
     with _load_errors(checkpoint):
-        weights = _head_weights(checkpoint, head_prefix)
+        weights = head_weights(checkpoint, head_prefix)
         head = make_head(set(weights), model.config)
-        _fill(checkpoint, head, weights, head_prefix)
+        fill(checkpoint, head, weights, head_prefix)
     head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
     return _adapt(checkpoint, model, device, max_context), head
 
 
 def _pretrained(auto: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     """A model all of whose weights come from the checkpoint, on the CPU."""
+    _check_files(checkpoint, files.settings_fault)
     with _load_errors(checkpoint):
         if checkpoint.gguf:
             file = Path(checkpoint.path, checkpoint.gguf)
@@ -358,39 +400,3 @@ def _adapt(
             f"{_FAMILIES} family model"
         )
     return adapter
-
-
-def _head_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
-    """Tensors under `prefix`, by the rest of their names."""
-    folder = Path(checkpoint.path)
-    if not checkpoint.local:  # in the cache since the backbone was loaded
-        folder = Path(
-            snapshot_download(
-                checkpoint.path, allow_patterns=["*.safetensors"], local_files_only=True
-            )
-        )
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as handle:
-            names = [name for name in handle.keys() if name.startswith(prefix)]  # noqa: SIM118
-            weights |= {name.removeprefix(prefix): handle.get_tensor(name) for name in names}
-    return weights
-
-
-def _fill(checkpoint: Checkpoint, module: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    own = module.state_dict()
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    wrong = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
-    where = f"model = {checkpoint.name!r}"
-    if missing or unexpected:
-        raise ModelLoadError(
-            f"{where}: weights under {prefix!r} do not fit: missing {missing[:3]}, "
-            f"unexpected {unexpected[:3]}; it needs the head of a two-label reward model"
-        )
-    if wrong:
-        k = wrong[0]
-        raise ModelLoadError(
-            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, expected "
-            f"{tuple(own[k].shape)}: not the head of a two-label reward model"
-        )
-    module.load_state_dict(state)

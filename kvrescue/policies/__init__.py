@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
 
 if TYPE_CHECKING:
-    from kvrescue.policies.torch import TorchPolicy, TorchPolicySpec
+    from kvrescue.policies.specs import TorchPolicySpec
+    from kvrescue.policies.torch import TorchPolicy
 
 __all__ = ["Policy", "PolicySpec", "Sampling", "TorchPolicy", "TorchPolicySpec", "View"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("TorchPolicy", "TorchPolicySpec"):
-        from kvrescue.policies import torch
+    if name == "TorchPolicy":
+        from kvrescue.policies.torch import TorchPolicy
 
-        return getattr(torch, name)
+        return TorchPolicy
+    if name == "TorchPolicySpec":
+        from kvrescue.policies.specs import TorchPolicySpec
+
+        return TorchPolicySpec
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
