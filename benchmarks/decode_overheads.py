@@ -9,7 +9,7 @@ within one process; the median over turns is reported.
 Detectors are not a side of their own, because what they cost drowns in the noise between sides:
 they run in the side without an evictor, and their share of its time is reported.
 
-Run: python -m benchmarks.decode_overheads [--budget 64] [--window 128] [--tokens 33] [--turns 3]
+Run: python -m benchmarks.decode_overheads [--budget 64] [--window 128] [--tokens 34] [--turns 3]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,26 +82,48 @@ def policy(evictor: Evictor | None) -> TorchPolicy:
     return built
 
 
+class Stamp(Detector):
+    """Notes when each token came."""
+
+    kind: ClassVar[str] = "stamp"
+
+    def start(self) -> DetectorState:
+        return _Stamp()
+
+
+class _Stamp(DetectorState):
+    times: ClassVar[list[float]] = []
+
+    def update(self, event: TokenEvent) -> Verdict | None:
+        self.times.append(time.perf_counter())
+        return None
+
+
 async def decode(
     side: TorchPolicy, prompt: list[int], tokens: int, detectors: Sequence[Detector]
 ) -> float:
-    """Seconds per decode step of all live rows, prompt encoding left out."""
+    """Seconds per decode step of all live rows; forking, and the step after it, left out."""
     engine = side.engine
     sampling = Sampling(separator="\x00", max_step_tokens=tokens)
     sequences = [await engine.open(prompt) for _ in range(SEQUENCES)]
-    started = time.perf_counter()
+    _Stamp.times.clear()
     await asyncio.gather(
         *(
             engine.propose(
-                s, sampling, detectors, range(i * 10, i * 10 + FORKS), tokens, StopReason.LENGTH
+                s,
+                sampling,
+                (*detectors, Stamp()),
+                range(i * 10, i * 10 + FORKS),
+                tokens,
+                StopReason.LENGTH,
             )
             for i, s in enumerate(sequences)
         )
     )
-    seconds = (time.perf_counter() - started) / (tokens - 1)  # the first token needs no forward
+    ends = _Stamp.times[SEQUENCES * FORKS - 1 :: SEQUENCES * FORKS]  # of each step's last row
     for s in sequences:
         engine.close(s, audit=False)
-    return seconds
+    return (ends[-1] - ends[1]) / (tokens - 2)
 
 
 def detection(side: TorchPolicy, prompt: list[int], tokens: int) -> dict[str, object]:
@@ -126,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget", type=int, default=64)
     parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=33)
+    parser.add_argument("--tokens", type=int, default=34)
     parser.add_argument("--detected", type=int, default=200, help="tokens of the detectors' run")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
@@ -146,6 +169,7 @@ def main() -> None:
         for name, side in sides.items():
             prompt = ids[: bound if side is plain else bound + args.window]
             seconds[name].append(asyncio.run(decode(side, prompt, args.tokens, ())))
+            print(f"{name}: {1000 * seconds[name][-1]:.0f} ms per step", file=sys.stderr)
     base = statistics.median(seconds["no eviction"])
     report = {
         name: {
