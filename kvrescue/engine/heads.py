@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.engine.files import tensor_fault
 from kvrescue.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from kvrescue.engine.loading import Checkpoint
 
 __all__ = ["fill", "head_weights"]
 

@@ -1,24 +1,15 @@
-"""Checkpoints: from a name to an adapter and a tokenizer, safetensors only, no remote code.
+"""From a checkpoint to an adapter and a tokenizer: safetensors only, no remote code.
 
-A model is named by
-- `tiny/base`, `tiny/helper`, `tiny/prm`: the trio that ships with the package,
-- a local folder in Hugging Face layout,
-- `gguf:PACKAGE` or a path to a `.gguf` file (needs the `smollm2` extra): weights are dequantised,
-- anything else: a name on the Hugging Face hub.
-Every way in which a checkpoint can be wrong ends in a `ModelLoadError`.
+How models are named: `kvrescue.engine.checkpoint`. Weights of a GGUF file are dequantised. Every
+way in which a checkpoint can be wrong ends in a `ModelLoadError`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -40,6 +31,7 @@ from transformers.utils import logging as hf_logging
 
 from kvrescue.engine import files, gguf
 from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.engine.choices import DType
 from kvrescue.engine.heads import fill, head_weights
 from kvrescue.engine.slots import SlotStore
@@ -47,16 +39,13 @@ from kvrescue.engine.text import TokenText
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, nearest
 
 __all__ = [
-    "Checkpoint",
     "default_device",
     "default_dtype",
     "load_backbone",
     "load_causal_lm",
     "load_tokenizer",
-    "resolve",
 ]
 
-_TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
 _DTYPES: Final[dict[str, torch.dtype]] = {
     n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")
 }
@@ -64,84 +53,6 @@ _FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
 _TYPES: Final = {"qwen2", "qwen3", "llama", "mistral"}
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where a model's files are."""
-
-    name: str
-    path: str
-    """A folder, or a hub name when `local` is false."""
-    local: bool
-    gguf: str | None = None
-    """File name of a GGUF checkpoint inside `path`."""
-    offline: bool = False
-    """The hub cannot be reached: only what its cache holds will do."""
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Arguments for the `from_pretrained` family."""
-        return {"trust_remote_code": False, "local_files_only": self.local or self.offline}
-
-    @property
-    def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Changes when a file of a local checkpoint does."""
-        if not self.local:
-            return ()
-        files = [Path(self.path, self.gguf)] if self.gguf else sorted(Path(self.path).iterdir())
-        return tuple((f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files)
-
-
-def resolve(name: str) -> Checkpoint:
-    """Find a checkpoint by name; raises ModelLoadError when nothing is there."""
-    if not name.strip():
-        raise ModelLoadError("model = '': give a folder, a hub name or one of tiny/base, ...")
-    if name in _TINY:
-        folder = resources.files("kvrescue.presets") / name
-        return _folder(name, Path(str(folder)))
-    if name.startswith("gguf:"):
-        file = gguf.find_packaged(name)
-        return Checkpoint(name, str(file.parent), local=True, gguf=file.name)
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelLoadError(f"model = {name!r}: no such GGUF file")
-        gguf.require_gguf()
-        return Checkpoint(name, str(path.parent), local=True, gguf=path.name)
-    if _exists(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return _folder(name, path)
-    return Checkpoint(name, name, local=False, offline=not _hub_answers())
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached; its client would go on trying for half a minute."""
-    if is_offline_mode():
-        return False
-    if urllib.request.getproxies():
-        return True  # reached through a proxy, if at all
-    hub = urllib.parse.urlsplit(ENDPOINT)
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # too long for a file name
-        return False
-
-
-def _folder(name: str, path: Path) -> Checkpoint:
-    if not path.is_dir():
-        raise ModelLoadError(f"model = {name!r}: {path} is not a folder")
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"model = {name!r}: {path} holds no config.json")
-    return Checkpoint(name, str(path), local=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kvrescue.detectors.base import Detector, Source
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
@@ -13,7 +14,6 @@ from kvrescue.engine.loading import (
     default_dtype,
     load_causal_lm,
     load_tokenizer,
-    resolve,
 )
 from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
@@ -34,7 +34,7 @@ _CARRY = 64  # characters of cut steps that may begin a separator
 class TorchPolicy(Policy):
     """Proposes steps with a local model.
 
-    `model`: see `kvrescue.engine.loading`. `evictor` None means full context. `template` "chat"
+    `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
     "raw" encodes it as it is. Raises ModelLoadError.
     """

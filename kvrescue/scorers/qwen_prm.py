@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
@@ -28,7 +29,6 @@ from kvrescue.engine.loading import (
     default_dtype,
     load_backbone,
     load_tokenizer,
-    resolve,
 )
 from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import ParkedSequence
@@ -59,7 +59,7 @@ class _Session:
 class QwenPRM(Scorer):
     """Scores candidate steps with a process reward model.
 
-    `model`: see `kvrescue.engine.loading`; the state dict holds `model.*` and either
+    `model`: see `kvrescue.engine.checkpoint`; the state dict holds `model.*` and either
     `score.0.*`, `score.2.*` (linear, ReLU, linear to 2 labels) or `score.*` (one linear layer to
     2 labels). Raises ModelLoadError for any other head.
     """

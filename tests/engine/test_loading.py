@@ -22,7 +22,9 @@ from transformers import (
     T5Config,
 )
 
+from kvrescue.engine import checkpoint as checkpoints
 from kvrescue.engine import loading
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.engine.files import tensor_fault
 from kvrescue.engine.loading import (
     default_device,
@@ -30,7 +32,6 @@ from kvrescue.engine.loading import (
     load_backbone,
     load_causal_lm,
     load_tokenizer,
-    resolve,
 )
 from kvrescue.errors import ConfigError, DependencyError, ModelLoadError
 from kvrescue.scorers.qwen_prm import QwenPRM, reward_head
@@ -134,9 +135,11 @@ def test_a_hub_name_offline_fails_at_once(name: str) -> None:
 def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        for module in (checkpoints, loading):
+            address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+            monkeypatch.setattr(module, "ENDPOINT", address)
         monkeypatch.setattr(loading, "is_offline_mode", lambda: False)
-        monkeypatch.setattr(loading.urllib.request, "getproxies", dict)
+        monkeypatch.setattr(checkpoints.urllib.request, "getproxies", dict)
         start = time.monotonic()
         with pytest.raises(ModelLoadError) as caught:
             load_tokenizer(resolve("nobody/no-such-model"))
