@@ -138,7 +138,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.Monkey
         for module in (checkpoints, loading):
             address = f"http://127.0.0.1:{closed.getsockname()[1]}"
             monkeypatch.setattr(module, "ENDPOINT", address)
-        monkeypatch.setattr(loading, "is_offline_mode", lambda: False)
+            monkeypatch.setattr(module, "is_offline_mode", lambda: False)
         monkeypatch.setattr(checkpoints.urllib.request, "getproxies", dict)
         start = time.monotonic()
         with pytest.raises(ModelLoadError) as caught:
