@@ -7,17 +7,36 @@ pydantic's own words are left for types that are not known here.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    SupportsIndex,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
-from kvrescue.errors import nearest
+from kvrescue.errors import ConfigError, nearest
 
-__all__ = ["CONFIG_ERROR", "UNKNOWN_NAME", "WRONG_VALUE", "is_boolean_number", "line", "translated"]
+__all__ = [
+    "CONFIG_ERROR",
+    "UNKNOWN_NAME",
+    "WRONG_VALUE",
+    "is_boolean_number",
+    "line",
+    "translated",
+    "whole_number",
+]
 
 UNKNOWN_NAME: Final = "unknown_name"
 CONFIG_ERROR: Final = "config_error"
@@ -30,6 +49,21 @@ _LONGEST: Final = 80
 Loc: TypeAlias = tuple[int | str, ...]
 Slot: TypeAlias = tuple[object, Sequence[object]]
 """A type, and what else is declared of it (limits, components)."""
+
+
+def whole_number(name: str, value: object, least: int | None = None) -> int:
+    """`value` as an int (NumPy's whole numbers are some, booleans are not).
+
+    Raises:
+        ConfigError: it is none, or less than `least`.
+    """
+    expected = "a whole number" + ("" if least is None else f" of at least {least}")
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        raise ConfigError(f"{name} = {value!r}: expected {expected}")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ConfigError(f"{name} = {value!r}: expected {expected}")
+    return number
 
 
 def translated(model: object, item: Any, *, nothing: str = "null") -> InitErrorDetails:

@@ -105,7 +105,9 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     else:
         kind, message, code = type(error).__name__, str(error) or repr(error), 1
     if "--json" in options:
-        emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+        with contextlib.suppress(OSError):  # a full disk, say: stderr still tells
+            emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+            sys.stdout.flush()
     if not usage and not isinstance(error, KVRescueError):
         message = f"unexpected {kind}: {message} (--debug shows where)"
     for line in message.splitlines():

@@ -21,7 +21,7 @@ from huggingface_hub import is_offline_mode
 from huggingface_hub.constants import ENDPOINT
 
 from kvrescue.engine import gguf
-from kvrescue.errors import ModelLoadError
+from kvrescue.errors import ModelLoadError, nearest
 
 __all__ = ["Checkpoint", "resolve"]
 
@@ -62,6 +62,8 @@ def resolve(name: str) -> Checkpoint:
     if name in _TINY:
         folder = resources.files("kvrescue.presets") / name
         return _folder(name, Path(str(folder)))
+    if name.startswith("tiny/") and not _exists(Path(name)):
+        raise ModelLoadError(f"model = {name!r}: no such model{nearest(name, _TINY)}")
     if name.startswith("gguf:"):
         file = gguf.find_packaged(name)
         return Checkpoint(name, str(file.parent), local=True, gguf=file.name)

@@ -123,7 +123,8 @@ class LiveRows:
     def _ends(draft: Draft, token: int, h: float) -> bool:
         try:
             return draft.push(token, h) is not None
-        except Exception as error:  # a detector's failure belongs to its proposal alone
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # A detector's failure belongs to its proposal alone.
             draft.group.done.set_exception(error)
             return True
 

@@ -86,7 +86,7 @@ def failing(futures: Iterable[asyncio.Future[Any]]) -> Iterator[None]:
     waiting = list(futures)
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

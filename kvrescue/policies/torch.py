@@ -17,9 +17,10 @@ from kvrescue.engine.loading import (
 )
 from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
-from kvrescue.errors import CapacityError, InputError, PolicyError
+from kvrescue.errors import CapacityError, ConfigError, InputError, PolicyError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import Policy, Sampling, View
+from kvrescue.policies.specs import TorchPolicySpec
 from kvrescue.types import CacheStats, Candidate, Question, StopReason
 
 if TYPE_CHECKING:
@@ -51,6 +52,19 @@ class TorchPolicy(Policy):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
+        TorchPolicySpec(  # tells of wrong arguments
+            model=model,
+            system=system,
+            template=template,
+            max_context=max_context,
+            max_live_rows=max_live_rows,
+            device=device,
+            dtype=dtype,
+        )
+        if not isinstance(evictor, Evictor | None):
+            raise ConfigError(
+                f"evictor = {evictor!r}: expected an Evictor, as in RKV(budget=64), or None"
+            )
         checkpoint = resolve(model)
         self.tokenizer, self.pieces = load_tokenizer(checkpoint)
         where = default_device(device)
@@ -79,6 +93,11 @@ class TorchPolicy(Policy):
 
     async def open(self, question: Question, name: str) -> TorchView:
         prompt = self.prompt_ids(question)
+        if not prompt:
+            raise PolicyError(
+                f"{name}: the prompt has no tokens; is the tokenizer's chat template empty? "
+                "template = 'raw' does without"
+            )
         if len(prompt) >= self.max_context:
             raise InputError(
                 f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "

@@ -239,6 +239,35 @@ async def test_closing_a_sequence_ends_what_still_waits_in_a_queue(queued: str) 
     assert sum(engine.in_use.values()) == 0
 
 
+class Exits(Detector):
+    kind: ClassVar[str] = "exits"
+
+    def start(self) -> DetectorState:
+        return _Exits()
+
+
+class _Exits(DetectorState):
+    def update(self, event: TokenEvent) -> Verdict | None:
+        raise SystemExit(3)
+
+
+def test_a_detector_that_exits_ends_its_own_proposal_only() -> None:
+    """Not the driver of the engine, whose other callers would wait for ever."""
+
+    async def run() -> None:
+        engine = engine_for(shared_model())
+        one, two = await engine.open(PROMPT), await engine.open(PROMPT)
+        sound = asyncio.ensure_future(propose(engine, two, range(3), ENDLESS))
+        with pytest.raises(SystemExit):
+            await propose(engine, one, range(3), ENDLESS, [Exits()])
+        assert len(await sound) == 3
+        engine.close(one)
+        engine.close(two)
+        assert sum(engine.in_use.values()) == 0
+
+    asyncio.run(run())
+
+
 async def test_a_broken_detector_fails_its_own_proposal_only() -> None:
     engine = engine_for(shared_model())
     one, two = await engine.open(PROMPT), await engine.open(PROMPT)
