@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvrescue import Limits, Proposer, Question, Rescue, Sampling
-from kvrescue.engine.loading import resolve
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.evaluation.bill import bills
 from kvrescue.evictors import RKV
 from kvrescue.policies import TorchPolicy

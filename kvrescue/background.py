@@ -170,7 +170,13 @@ class BackgroundLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while True:
+                try:
+                    self._loop.run_forever()
+                    break
+                except (SystemExit, KeyboardInterrupt):
+                    # Somebody's component raised it. Its caller gets it; the loop serves others.
+                    continue
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()

@@ -12,8 +12,8 @@ __all__: list[str] = []
 
 @hookimpl
 def kvrescue_register_policies(register: Register) -> None:
-    register("torch", "kvrescue.policies.torch:TorchPolicySpec")
-    register("vllm", "kvrescue.policies.vllm.policy:VLLMPolicySpec")
+    register("torch", "kvrescue.policies.specs:TorchPolicySpec")
+    register("vllm", "kvrescue.policies.specs:VLLMPolicySpec")
 
 
 @hookimpl
@@ -35,5 +35,5 @@ def kvrescue_register_detectors(register: Register) -> None:
 
 @hookimpl
 def kvrescue_register_scorers(register: Register) -> None:
-    register("qwen_prm", "kvrescue.scorers.qwen_prm:QwenPRMSpec")
-    register("likelihood", "kvrescue.scorers.likelihood:LikelihoodSpec")
+    register("qwen_prm", "kvrescue.scorers.specs:QwenPRMSpec")
+    register("likelihood", "kvrescue.scorers.specs:LikelihoodSpec")

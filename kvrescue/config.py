@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kvrescue import plugins as plugin_layer
 from kvrescue import presets
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
-from kvrescue.overrides import apply_overrides
+from kvrescue.faults import UNKNOWN_NAME, line
+from kvrescue.options import Options
+from kvrescue.overrides import TOO_DEEP, apply_overrides
 from kvrescue.plugins import Plugins
 from kvrescue.policies.base import PolicySpec, Sampling
-from kvrescue.registry import CONFIG_ERROR, UNKNOWN_NAME, component, validate
+from kvrescue.registry import component, validate
 from kvrescue.rules import Limits, OnError, WhenAllFlagged
 from kvrescue.scorers.base import ScorerSpec
 
@@ -38,15 +40,11 @@ __all__ = [
     "resolved_yaml",
 ]
 
-_SECTION = ConfigDict(frozen=True, extra="forbid")
-
 _NO_EFFECT_ON_RESULTS: Final = ("plugins", "concurrency")
 
 
-class ProposerConfig(BaseModel):
+class ProposerConfig(Options):
     """One proposer: `{policy: {kind: ...}, candidates: N, detectors: [{kind: ...}, ...]}`."""
-
-    model_config = _SECTION
 
     policy: Annotated[PolicySpec, component("policy")]
     candidates: int = Field(default=1, ge=1)
@@ -55,10 +53,8 @@ class ProposerConfig(BaseModel):
     """What screens its candidates; none means that they are never aborted."""
 
 
-class RescueConfig(BaseModel):
+class RescueConfig(Options):
     """Everything that makes a run."""
-
-    model_config = _SECTION
 
     plugins: tuple[str, ...] = ()
     """Modules or Python files to load first; relative paths start at the file's folder."""
@@ -134,7 +130,7 @@ def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
     if isinstance(source, RescueConfig):
         return source.model_dump(mode="json"), Path.cwd()
     if isinstance(source, Mapping):
-        return _plain_copy(source), Path.cwd()
+        return _plain_copy(source, "configuration"), Path.cwd()
     if isinstance(source, str) and not _looks_like_path(source):
         return _parse(presets.read(source), f"preset {source!r}"), Path.cwd()
     path = Path(source).expanduser()
@@ -158,7 +154,7 @@ def _absolute(spec: str, folder: Path) -> str:
     return str((folder / Path(spec).expanduser()).resolve())
 
 
-def _plain_copy(data: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_copy(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Nested mappings and lists copied, so that overrides never change the caller's data."""
 
     def copy(value: Any) -> Any:
@@ -168,7 +164,10 @@ def _plain_copy(data: Mapping[str, Any]) -> dict[str, Any]:
             return [copy(item) for item in value]
         return value
 
-    return {str(key): copy(value) for key, value in data.items()}
+    try:
+        return {str(key): copy(value) for key, value in data.items()}
+    except RecursionError:
+        raise ConfigError(f"{name}: {TOO_DEEP}") from None
 
 
 # -- YAML -------------------------------------------------------------------------------------
@@ -211,9 +210,11 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}{where}: {error.problem or error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{name}: {TOO_DEEP}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{name}: should be a mapping with `proposers:` and `scorer:`")
-    return _plain_copy(data)
+    return _plain_copy(data, name)
 
 
 # -- errors -----------------------------------------------------------------------------------
@@ -222,13 +223,7 @@ def _parse(text: str, name: str) -> dict[str, Any]:
 def _typed(error: ValidationError) -> ConfigError:
     """All faults in one error, one line each: path, reason, value."""
     faults = error.errors(include_url=False)
-    lines = []
-    for fault in faults:
-        path = ".".join(str(part) for part in fault["loc"]) or "configuration"
-        reason = fault["msg"][:1].lower() + fault["msg"][1:]
-        shows_value = fault["type"] not in (UNKNOWN_NAME, CONFIG_ERROR, "missing")
-        lines.append(f"{path}: {reason}" + (f", not {fault['input']!r:.80}" * shows_value))
-    text = "\n".join(lines)
+    text = "\n".join(line(fault) for fault in faults)
     if all(fault["type"] == UNKNOWN_NAME for fault in faults):
         return UnknownNameError(text)
     if all(fault.get("ctx", {}).get("error") == DetectorError.__name__ for fault in faults):

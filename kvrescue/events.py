@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Self, TextIO, TypeAlias, cast
 from pydantic import TypeAdapter, ValidationError
 
 from kvrescue.errors import ConfigError
+from kvrescue.faults import line, translated
 from kvrescue.types import Candidate, CommittedStep, Question, Solution
 
 __all__ = [
@@ -125,9 +126,11 @@ def _parse(value_type: type[Any], fields: Mapping[str, Any]) -> Any:
     try:
         return _ADAPTERS[value_type].validate_python(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"not a {value_type.__name__}: {where}: {first['msg']}") from error
+        first = translated(value_type, error.errors(include_url=False)[0])
+        told = ValidationError.from_exception_data(error.title, [first])
+        raise ConfigError(
+            f"not a {value_type.__name__}: {line(told.errors(include_url=False)[0])}"
+        ) from error
 
 
 def as_dict(event: Event) -> dict[str, Any]:
@@ -177,6 +180,7 @@ class TraceWriter:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
+        self._failed = False
         try:
             self._file: TextIO = self.path.open("a", encoding="utf-8")
         except OSError as error:
@@ -189,14 +193,19 @@ class TraceWriter:
                 self._file.write(line + "\n")
                 self._file.flush()
         except (OSError, ValueError) as error:  # ValueError: the file is closed
+            self._failed = True
             raise self._error(error) from error
 
     write = __call__
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        with self._lock:
-            self._file.close()
+        try:
+            with self._lock:
+                self._file.close()
+        except OSError as error:
+            if not self._failed:  # else what could not be written is told already
+                raise self._error(error) from error
 
     def __enter__(self) -> Self:
         return self

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from kvrescue.errors import ConfigError
+from kvrescue.faults import WRONG_VALUE, is_boolean_number, line, translated
 
 __all__ = ["Options"]
 
@@ -30,9 +32,13 @@ else:
             try:
                 return super().__call__(*args, **kwargs)
             except ValidationError as error:
+                details = [
+                    translated(self, item, nothing="None")
+                    for item in error.errors(include_url=False)
+                ]
+                told = ValidationError.from_exception_data(error.title, details)
                 found = "; ".join(
-                    f"{'.'.join(map(str, e['loc'])) or 'options'} = {e['input']!r}: {e['msg']}"
-                    for e in error.errors(include_url=False)
+                    line(item, python=True) for item in told.errors(include_url=False)
                 )
                 raise ConfigError(f"{self.__name__}: {found}") from error
 
@@ -40,3 +46,11 @@ else:
         """Frozen, closed options. Raises ConfigError (field, value, reason) when called wrongly."""
 
         model_config = ConfigDict(frozen=True, extra="forbid")
+
+        @field_validator("*", mode="before")
+        @classmethod
+        def _no_booleans_for_numbers(cls, value, info):
+            """To Python True is the number 1; in a configuration it is a mistake."""
+            if is_boolean_number(cls.model_fields[info.field_name].annotation, value):
+                raise PydanticCustomError(WRONG_VALUE, "")
+            return value

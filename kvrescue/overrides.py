@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from kvrescue.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["apply_overrides"]
+__all__ = ["TOO_DEEP", "apply_overrides"]
+
+TOO_DEEP: Final = "nested too deeply, or a part of it contains itself"
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -32,6 +34,8 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
+        except RecursionError:
+            raise ConfigError(f"override {override[:40]!r}...: {TOO_DEEP}") from None
         _assign(data, keys, value, override)
     return data
 

@@ -7,10 +7,13 @@ after the other keeps one `Parts` and passes it to each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvrescue.policies.base import Policy, PolicySpec
+from kvrescue.registry import missing_package
 from kvrescue.scorers.base import Scorer, ScorerSpec
 from kvrescue.views import Proposer
 
@@ -18,6 +21,15 @@ if TYPE_CHECKING:
     from kvrescue.config import RescueConfig
 
 __all__ = ["Parts"]
+
+
+@contextlib.contextmanager
+def _packages(what: str, spec: PolicySpec | ScorerSpec) -> Iterator[None]:
+    """Specs are importable without the packages that their parts need."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_package(f"{what} {spec.kind!r}", error) from error
 
 
 @dataclass
@@ -32,7 +44,8 @@ class Parts:
         for known, policy in self.policies:
             if known == spec:
                 return policy
-        policy = spec.build()
+        with _packages("policy", spec):
+            policy = spec.build()
         self.policies.append((spec, policy))
         return policy
 
@@ -41,7 +54,8 @@ class Parts:
         for known, scorer in self.scorers:
             if known == spec:
                 return scorer
-        scorer = spec.build()
+        with _packages("scorer", spec):
+            scorer = spec.build()
         self.scorers.append((spec, scorer))
         return scorer
 

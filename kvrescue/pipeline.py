@@ -15,6 +15,7 @@ from kvrescue.background import BackgroundLoop, Job, ended, result_of, stop_all
 from kvrescue.config import ConfigSource, RescueConfig, load_config
 from kvrescue.errors import ConfigError, KVRescueError
 from kvrescue.events import Event
+from kvrescue.faults import whole_number
 from kvrescue.parts import Parts
 from kvrescue.plugins import Plugins
 from kvrescue.policies.base import Sampling
@@ -74,8 +75,7 @@ class Rescue:
         plugins: Plugins | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency!r}; it must be at least 1")
+        concurrency = whole_number("concurrency", concurrency, least=1)
         known = plugins if plugins is not None else plugin_layer.default()
         self.selector = StepwiseSelector(
             proposers,
@@ -88,7 +88,7 @@ class Rescue:
             on_policy_error=on_policy_error,
             observers=(known.observer(), *observers),
         )
-        self.seed = seed
+        self.seed = whole_number("seed", seed)
         self.concurrency = concurrency
         self.config: RescueConfig | None = None
         """What `from_config` read, in full."""
@@ -226,7 +226,11 @@ class Rescue:
             concurrency: problems in flight at once, at most the instance's own.
         """
         self._refuse_on_loop("solve_many")
-        wanted = min(concurrency or self.concurrency, self.concurrency)
+        if isinstance(questions, str):
+            raise ConfigError("questions is one text: give a list, or use solve")
+        wanted = self.concurrency
+        if concurrency is not None:
+            wanted = min(whole_number("concurrency", concurrency, least=1), wanted)
         rest = iter(questions)
         flying: set[Job[Solution]] = set()
         landed: queue.SimpleQueue[Job[Solution]] = queue.SimpleQueue()
@@ -291,14 +295,17 @@ class Rescue:
 
     # -- on the background loop ---------------------------------------------------------------
 
+    def _seed(self, seed: int | None) -> int:
+        return self.seed if seed is None else whole_number("seed", seed)
+
     async def _solve(self, question: Question, seed: int | None) -> Solution:
         async with self._slot():
-            return await self.selector.run(question, self.seed if seed is None else seed)
+            return await self.selector.run(question, self._seed(seed))
 
     async def _pump(
         self, question: Question, seed: int | None, put: Callable[[Event], None]
     ) -> None:
-        run_seed = self.seed if seed is None else seed
+        run_seed = self._seed(seed)
         async with self._slot(), aclosing(self.selector.events(question, run_seed)) as events:
             async for event in events:
                 put(event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast, get_args
@@ -18,6 +18,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, Vali
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from kvrescue.errors import ConfigError, DependencyError, PluginError, UnknownNameError, nearest
+from kvrescue.faults import CONFIG_ERROR, UNKNOWN_NAME, WRONG_VALUE, translated
 
 if TYPE_CHECKING:
     from kvrescue.evictors.base import Evictor
@@ -30,6 +31,7 @@ __all__ = [
     "Registry",
     "component",
     "current",
+    "missing_package",
     "resolve_component",
     "set_default",
     "validate",
@@ -44,9 +46,6 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "vllm": "vllm",
 }
 """Which extra of kvrescue brings a package."""
-
-UNKNOWN_NAME = "unknown_name"
-CONFIG_ERROR = "config_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +166,7 @@ def _import(entry: Registration, path: str) -> type[BaseModel]:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing and missing != module_name and not module_name.startswith(f"{missing}."):
-            package = missing.partition(".")[0]
-            extra = _EXTRAS.get(package)
-            way_out = f": pip install 'kvrescue[{extra}]'" if extra else ""
-            raise DependencyError(
-                f"{what} needs the package {package!r}, which is not installed{way_out}"
-            ) from error
+            raise missing_package(what, error) from error
         raise PluginError(f"{what} cannot be imported: {error}") from error
     except ConfigError:
         raise
@@ -184,6 +178,14 @@ def _import(entry: Registration, path: str) -> type[BaseModel]:
         names = [name for name in vars(module) if not name.startswith("_")]
         hint = nearest(attribute, names) if "did you mean" in nearest(attribute, names) else ""
         raise PluginError(f"{what}: the module has no {attribute!r}{hint}") from None
+
+
+def missing_package(what: str, error: ModuleNotFoundError) -> DependencyError:
+    """The error that says which package `what` needs, and which extra brings it."""
+    package = (error.name or str(error)).partition(".")[0]
+    extra = _EXTRAS.get(package)
+    way_out = f": pip install 'kvrescue[{extra}]'" if extra else ""
+    return DependencyError(f"{what} needs the package {package!r}, which is not installed{way_out}")
 
 
 # -- the registry in use ---------------------------------------------------------------------
@@ -237,9 +239,7 @@ def resolve_component(kind: Kind, value: object) -> BaseModel:
     if not isinstance(section, Mapping):
         raise _fault(
             PydanticCustomError(
-                CONFIG_ERROR,
-                "should be one {kind}: a mapping with `kind: NAME`, or just NAME",
-                {"kind": kind},
+                WRONG_VALUE, "expected {expected}", {"expected": component(kind).expected}
             ),
             (),
             value,
@@ -271,7 +271,7 @@ def resolve_component(kind: Kind, value: object) -> BaseModel:
 
 
 def validate(model: type[BaseModel], data: object) -> BaseModel:
-    """`model.model_validate(data)` whose errors for unknown fields name the nearest valid one."""
+    """`model.model_validate(data)` whose errors are told in our words (see `faults`)."""
     try:
         return model.model_validate(data)
     except ConfigError as error:
@@ -285,42 +285,8 @@ def validate(model: type[BaseModel], data: object) -> BaseModel:
             data,
         ) from error
     except ValidationError as error:
-        details = [_with_nearest(model, item) for item in error.errors(include_url=False)]
+        details = [translated(model, item) for item in error.errors(include_url=False)]
         raise ValidationError.from_exception_data(error.title, details) from None
-
-
-def _with_nearest(model: type[BaseModel], item: Any) -> InitErrorDetails:
-    kind, loc = item["type"], tuple(item["loc"])
-    if kind == "extra_forbidden":
-        fields = _fields_at(model, loc[:-1])
-        error = PydanticCustomError(
-            UNKNOWN_NAME,
-            "unknown field {name}{hint}",
-            {"name": repr(str(loc[-1])), "hint": nearest(str(loc[-1]), fields)},
-        )
-    else:
-        # The message is passed through as data: it may contain braces.
-        context = {key: text for key, text in item.get("ctx", {}).items() if isinstance(text, str)}
-        error = PydanticCustomError(kind, "{message_}", {**context, "message_": item["msg"]})
-    return InitErrorDetails(type=error, loc=loc, input=item["input"])
-
-
-def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
-    """Field names of the model found by walking `loc` through the annotations of `model`."""
-    annotation: object = model
-    for part in loc:
-        inner = _models_in(annotation)
-        field = inner[0].model_fields.get(str(part)) if inner else None
-        # A part that is not a field is a key or an index inside a container of models.
-        annotation = field.annotation if field is not None else annotation
-    inner = _models_in(annotation)
-    return inner[0].model_fields if inner else ()
-
-
-def _models_in(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def _fault(
@@ -337,6 +303,11 @@ class component:  # noqa: N801 - reads as an annotation
 
     kind: Kind
     optional: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What belongs here, for error messages."""
+        return f"one {self.kind}: a section with `kind: NAME`, or just NAME"
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler

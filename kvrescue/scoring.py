@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import SupportsFloat
 
 from kvrescue.errors import KVRescueError, ScorerError
@@ -36,7 +37,12 @@ async def score_pool(
     """
     firsts, where = distinct(pool)
     try:
-        given = await scorer.score(context, firsts)
+        given = await _asked(scorer, context, firsts)
+        if isinstance(given, Mapping | set | str | bytes):
+            raise ScorerError(
+                f"the scorer returned a {type(given).__name__}; expected a list of "
+                f"{len(firsts)} scores in the order of the candidates"
+            )
         if len(given) != len(firsts):
             raise ScorerError(
                 f"the scorer returned {len(given)} scores for {len(firsts)} candidates"
@@ -59,6 +65,18 @@ async def score_pool(
         degradations.append(Degradation("scorer", message))
         valid.append(None)
     return [valid[place] for place in where]
+
+
+async def _asked(
+    scorer: Scorer, context: Context, candidates: Sequence[Candidate]
+) -> Sequence[float]:
+    try:
+        return await scorer.score(context, candidates)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ScorerError("the scorer gave up (CancelledError), nobody asked it to") from error
 
 
 def distinct(pool: Sequence[Candidate]) -> tuple[list[Candidate], list[int]]:

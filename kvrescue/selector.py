@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -82,6 +82,10 @@ class StepwiseSelector:
         on_policy_error: OnError = "raise",
         observers: Sequence[Observer] = (),
     ) -> None:
+        if not isinstance(proposers, Iterable):
+            raise ConfigError(f"proposers = {proposers!r}: expected a list of Proposer")
+        if not isinstance(scorer, Scorer):
+            raise ConfigError(f"scorer = {scorer!r}: expected a kvrescue Scorer")
         self.proposers = tuple(proposers)
         self.scorer = scorer
         self.sampling = sampling if sampling is not None else Sampling()

@@ -16,6 +16,7 @@ from kvrescue.errors import (
     KVRescueError,
     PolicyError,
 )
+from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.rules import check_candidates
 from kvrescue.seeding import candidate_seed
@@ -51,11 +52,12 @@ class Proposer:
                 f"proposer {self.name!r}: the policy must be a kvrescue Policy, "
                 f"not {type(self.policy).__name__}"
             )
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+        try:
+            object.__setattr__(self, "n", whole_number("n", self.n, least=1))
+        except ConfigError as error:
             raise ConfigError(
-                f"proposer {self.name!r}: n is {self.n!r}; it must be at least 1 "
-                "(leave the proposer out to draw nothing from it)"
-            )
+                f"proposer {self.name!r}: {error} (leave the proposer out to draw nothing from it)"
+            ) from None
         object.__setattr__(self, "detectors", tuple(self.detectors))
         for detector in self.detectors:
             if not isinstance(detector, Detector):

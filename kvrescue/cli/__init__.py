@@ -7,6 +7,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
-    from kvrescue.cli.app import app
+    try:
+        from kvrescue.cli.app import app
+    except KeyboardInterrupt:  # while it starts
+        raise SystemExit(130) from None
 
     app(prog_name="kvrescue")

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from kvrescue.cli.console import source_style
 from kvrescue.cli.live import one_line
-from kvrescue.evaluation.demo import DemoReport, Example, Row, Setting
+from kvrescue.evaluation.demo import LEAST_GAP, DemoReport, Example, Row, Setting
 from kvrescue.evaluation.demo_data import first_wrong_step
 from kvrescue.evaluation.methods import Method
 from kvrescue.types import SEPARATOR, CommittedStep, Solution
@@ -35,7 +35,8 @@ def show_report(console: Console, report: DemoReport) -> None:
         Text(
             "Brackets: 95 % intervals (accuracy: Wilson, recovery: bootstrap over problems). "
             "Tokens: means per problem, all candidates counted. "
-            "Recovery: (KV-Rescue - evicted) / (full KV - evicted).",
+            "Recovery: (KV-Rescue - evicted) / (full KV - evicted); "
+            f"- where full KV and evicted are less than {LEAST_GAP} points apart.",
             style="dim",
         )
     )
@@ -149,7 +150,10 @@ def _accuracy(row: Row) -> str:
 
 def _recovery_line(setting: Setting) -> Text:
     if setting.recovery is None:
-        return Text("Recovery: eviction lost nothing here, so there is nothing to recover.")
+        return Text(
+            f"Recovery: - (full KV and evicted are less than {LEAST_GAP} points apart here, so "
+            "there is little to recover)"
+        )
     interval = setting.recovery_interval
     bounds = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
     line = Text("Recovery ").append(f"{setting.recovery:.2f}", style="bold").append(bounds)

@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from kvrescue.cli.console import emit_json, human
+from kvrescue.cli.failures import SubGroup
 from kvrescue.cli.options import Json, PluginList, load_plugins
 from kvrescue.errors import UnknownNameError, nearest
 
 __all__ = ["app"]
 
-app = typer.Typer()
+app = typer.Typer(cls=SubGroup)
 
 
 @app.callback(invoke_without_command=True)

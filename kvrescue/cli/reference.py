@@ -19,9 +19,10 @@ _HEAD: Final = """\
 # The command line
 
 `kvrescue` and `python -m kvrescue` are the same. What was asked for goes to standard output,
-errors and progress to standard error. A user's error is one line there and never a stack trace;
-`--debug`, or `KVRESCUE_DEBUG=1`, shows where it comes from. `NO_COLOR=1` turns colours off, and
-`KVRESCUE_PLUGINS` lists plugins to load, separated by commas.
+errors and progress to standard error. A user's error is one line there, `error: ...` (one for each
+fault of a configuration), and never a stack trace; `--debug`, or `KVRESCUE_DEBUG=1`, shows where it
+comes from. `NO_COLOR=1` turns colours off, and `KVRESCUE_PLUGINS` lists plugins to load, separated
+by commas.
 
 Every command has `--json`: standard output then holds one JSON document and nothing else. After
 an error it is `{"error": {"type", "message", "exit_code"}}`.
@@ -39,7 +40,8 @@ The JSON document describes the headline setting (the smallest budget, and N) at
 
 - `problems`, `budget`, `window`, `n`: the setting.
 - `recovery`, `recovery_ci`: (A_kvr - A_evict) / (A_full - A_evict), and 95 % of it by a bootstrap
-  over problems; null when eviction lost nothing.
+  over problems; null where full KV and evicted are less than 10 points apart: the quotient of two
+  small differences says nothing (shown as - in the tables).
 - `rows`: one per method, with `method`, `n`, `accuracy`, `accuracy_ci` (Wilson, 95 %),
   `base_tokens`, `helper_tokens`, `aborted`, `helper_share`.
 - `example`: the first problem that evicted base and helper fail alone and KV-Rescue solves, with

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,10 @@ from kvrescue.cli.options import (
     load_plugins,
 )
 from kvrescue.errors import InputError
-from kvrescue.selector import Observer
-from kvrescue.types import Question, Solution
+
+if TYPE_CHECKING:
+    from kvrescue.selector import Observer
+    from kvrescue.types import Question, Solution
 
 __all__ = ["solve"]
 
@@ -110,7 +112,7 @@ def _question(argument: str | None, file: Path | None) -> Question:
         return as_question(argument.strip("\r\n"))
     if file is not None:
         try:
-            with file.open(encoding="utf-8") as stream:
+            with file.open(encoding="utf-8-sig") as stream:
                 return as_question(_read(stream))
         except OSError as error:
             raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvrescue.detectors.base import Detector, TokenEvent
+from kvrescue.errors import DetectorError
 from kvrescue.types import Verdict
 
 __all__ = ["DetectorBank"]
@@ -41,6 +42,11 @@ class DetectorBank:
         first: Verdict | None = None
         for state in self._states:
             verdict = state.update(event)
+            if verdict is not None and not isinstance(verdict, Verdict):
+                raise DetectorError(
+                    f"{type(state).__name__}.update returned {verdict!r}; return a Verdict to end "
+                    "the candidate, or None"
+                )
             if first is None:
                 first = verdict
         self._verdict = first

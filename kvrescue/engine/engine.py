@@ -214,7 +214,7 @@ class Engine:
         while self._has_work():
             try:
                 self.tick()
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 self._fail_everything(error)
             await asyncio.sleep(0)
 
@@ -230,7 +230,7 @@ class Engine:
         if self.live.groups or self.live.drafts:
             self.live.step()
 
-    def _fail_everything(self, error: Exception) -> None:
+    def _fail_everything(self, error: BaseException) -> None:
         """An unexpected failure reaches every waiting caller instead of hanging it."""
         waiting: list[asyncio.Future[Any]] = [e.done for e in self.parked.extensions]
         waiting += [p.done for p in self.parked.probes]

@@ -9,6 +9,7 @@ When many leave, what stays is compacted in temporal order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -106,17 +107,11 @@ class Eviction:
 
 def _runs(due: np.ndarray, geometry: np.ndarray, most: int) -> Iterator[slice]:
     """Slices of consecutive due rows whose columns of `geometry` agree, at most `most` each."""
-    start = 0
-    for i in range(1, len(due) + 1):
-        if (
-            i < len(due)
-            and due[i] == due[i - 1] + 1
-            and i - start < most
-            and (geometry[:, due[i]] == geometry[:, due[start]]).all()
-        ):
-            continue
-        yield slice(int(due[start]), int(due[i - 1]) + 1)
-        start = i
+    breaks = (np.diff(due) != 1) | (geometry[:, due[1:]] != geometry[:, due[:-1]]).any(axis=0)
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(due)]
+    for start, stop in pairwise(edges):
+        for first in range(start, stop, most):
+            yield slice(int(due[first]), int(due[min(first + most, stop) - 1]) + 1)
 
 
 def _piece(store: SlotStore) -> int:

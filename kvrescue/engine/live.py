@@ -39,6 +39,8 @@ class LiveRows:
         if old := len(self.drafts):
             fed = np.array([[d.token_ids[-1]] for d in self.drafts], dtype=np.int64)
             hidden = self.runner.forward(self.store, fed, np.ones(old, dtype=np.int64))
+            for i in self.runner.sick(self.store, hidden):
+                self._fail(self.drafts[i].group)
             dropped = self.runner.evict(self.store, old)
             for i, d in enumerate(self.drafts):
                 d.audit.note(int(self.store.length[i]), int(dropped[i]))
@@ -106,18 +108,23 @@ class LiveRows:
             if group.done.done():
                 ended.append(i)  # cancelled, or a sibling failed
             elif not np.isfinite(h):
-                group.done.set_exception(self.runner.non_finite())
+                self._fail(group)  # the head's doing, the cache is sound
                 ended.append(i)
             elif self._ends(draft, token, h):
                 ended.append(i)
         if ended:
             self._retire(ended)
 
+    def _fail(self, group: Group) -> None:
+        if not group.done.done():
+            group.done.set_exception(self.runner.non_finite())
+
     @staticmethod
     def _ends(draft: Draft, token: int, h: float) -> bool:
         try:
             return draft.push(token, h) is not None
-        except Exception as error:  # a detector's failure belongs to its proposal alone
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # A detector's failure belongs to its proposal alone.
             draft.group.done.set_exception(error)
             return True
 

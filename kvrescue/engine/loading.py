@@ -1,33 +1,24 @@
-"""Checkpoints: from a name to an adapter and a tokenizer, safetensors only, no remote code.
+"""From a checkpoint to an adapter and a tokenizer: safetensors only, no remote code.
 
-A model is named by
-- `tiny/base`, `tiny/helper`, `tiny/prm`: the trio that ships with the package,
-- a local folder in Hugging Face layout,
-- `gguf:PACKAGE` or a path to a `.gguf` file (needs the `smollm2` extra): weights are dequantised,
-- anything else: a name on the Hugging Face hub.
-Every way in which a checkpoint can be wrong ends in a `ModelLoadError`.
+How models are named: `kvrescue.engine.checkpoint`. Weights of a GGUF file are dequantised. Every
+way in which a checkpoint can be wrong ends in a `ModelLoadError`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import urllib.parse
-import urllib.request
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from huggingface_hub import is_offline_mode, snapshot_download
 from huggingface_hub.constants import ENDPOINT
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -38,115 +29,40 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from kvrescue.engine import gguf
+from kvrescue.engine import files, gguf
 from kvrescue.engine.adapter import ModelAdapter
+from kvrescue.engine.checkpoint import Checkpoint
+from kvrescue.engine.choices import DType
+from kvrescue.engine.heads import fill, head_weights
 from kvrescue.engine.slots import SlotStore
 from kvrescue.engine.text import TokenText
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, nearest
 
 __all__ = [
-    "Checkpoint",
-    "DType",
     "default_device",
     "default_dtype",
     "load_backbone",
     "load_causal_lm",
     "load_tokenizer",
-    "resolve",
 ]
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
-_TINY: Final = {"tiny/base", "tiny/helper", "tiny/prm"}
 _DTYPES: Final[dict[str, torch.dtype]] = {
     n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")
 }
 _FAMILIES: Final = "Qwen2, Qwen3, Llama or Mistral"
+_TYPES: Final = {"qwen2", "qwen3", "llama", "mistral"}
 _CHECK_TOKENS: Final = 6
 """Tokens on which a loaded model is compared with itself on the engine's attention."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where a model's files are."""
-
-    name: str
-    path: str
-    """A folder, or a hub name when `local` is false."""
-    local: bool
-    gguf: str | None = None
-    """File name of a GGUF checkpoint inside `path`."""
-    offline: bool = False
-    """The hub cannot be reached: only what its cache holds will do."""
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Arguments for the `from_pretrained` family."""
-        return {"trust_remote_code": False, "local_files_only": self.local or self.offline}
-
-    @property
-    def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Changes when a file of a local checkpoint does."""
-        if not self.local:
-            return ()
-        files = [Path(self.path, self.gguf)] if self.gguf else sorted(Path(self.path).iterdir())
-        return tuple((f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files)
-
-
-def resolve(name: str) -> Checkpoint:
-    """Find a checkpoint by name; raises ModelLoadError when nothing is there."""
-    if not name.strip():
-        raise ModelLoadError("model = '': give a folder, a hub name or one of tiny/base, ...")
-    if name in _TINY:
-        folder = resources.files("kvrescue.presets") / name
-        return _folder(name, Path(str(folder)))
-    if name.startswith("gguf:"):
-        file = gguf.find_packaged(name)
-        return Checkpoint(name, str(file.parent), local=True, gguf=file.name)
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelLoadError(f"model = {name!r}: no such GGUF file")
-        gguf.require_gguf()
-        return Checkpoint(name, str(path.parent), local=True, gguf=path.name)
-    if _exists(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return _folder(name, path)
-    return Checkpoint(name, name, local=False, offline=not _hub_answers())
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached; its client would go on trying for half a minute."""
-    if is_offline_mode():
-        return False
-    if urllib.request.getproxies():
-        return True  # reached through a proxy, if at all
-    hub = urllib.parse.urlsplit(ENDPOINT)
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # too long for a file name
-        return False
-
-
-def _folder(name: str, path: Path) -> Checkpoint:
-    if not path.is_dir():
-        raise ModelLoadError(f"model = {name!r}: {path} is not a folder")
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"model = {name!r}: {path} holds no config.json")
-    return Checkpoint(name, str(path), local=True)
-
-
 @contextlib.contextmanager
-def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever the libraries raise about a checkpoint becomes one typed error."""
+def _load_errors(
+    checkpoint: Checkpoint, fault_of: Callable[[Path], str | None] = files.weights_fault
+) -> Iterator[None]:
+    """Whatever the libraries raise about a checkpoint becomes one typed error.
+
+    It names the file that `fault_of` finds at fault, where there is one.
+    """
     verbosity = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     bars = hf_logging.is_progress_bar_enabled()
@@ -159,12 +75,42 @@ def _load_errors(checkpoint: Checkpoint) -> Iterator[None]:
         raise
     except Exception as error:  # a broken tokenizer.json, for one, is a bare Exception
         raise ModelLoadError(
-            f"model = {checkpoint.name!r}: cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
+            f"model = {checkpoint.name!r}: {_told(checkpoint, error, fault_of)}"
         ) from error
     finally:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+def _check_files(checkpoint: Checkpoint, fault_of: Callable[[Path], str | None]) -> None:
+    """For faults that the libraries keep silent about."""
+    if not checkpoint.local or checkpoint.gguf:
+        return
+    if fault := fault_of(Path(checkpoint.path)):
+        raise ModelLoadError(f"model = {checkpoint.name!r}: {fault}")
+
+
+def _told(checkpoint: Checkpoint, error: Exception, fault_of: Callable[[Path], str | None]) -> str:
+    """What is wrong with a checkpoint that a library has refused."""
+    if checkpoint.gguf:
+        file = Path(checkpoint.path, checkpoint.gguf)
+        return f"{file} cannot be read: download or copy it again ({_reason(error)})"
+    folder = Path(checkpoint.path)
+    if not checkpoint.local:  # what of it is in the cache
+        try:
+            folder = Path(snapshot_download(checkpoint.path, local_files_only=True))
+        except Exception:
+            return f"cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
+    if fault := fault_of(folder):
+        return fault + _hint(checkpoint)
+    kind = files.model_type(folder)
+    if kind and kind not in _TYPES:
+        return (
+            f"model type {kind!r} cannot be loaded; use a {_FAMILIES} family model "
+            f"({_reason(error)})"
+        )
+    return f"cannot be loaded: {_reason(error)}{_hint(checkpoint)}"
 
 
 def _reason(error: Exception) -> str:
@@ -235,7 +181,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> tuple[PreTrainedTokenizerBase, Tok
 
 
 def _load_tokenizer(checkpoint: Checkpoint) -> TokenText:
-    with _load_errors(checkpoint):
+    _check_files(checkpoint, files.tokenizer_missing)
+    with _load_errors(checkpoint, files.tokenizer_fault):
         if checkpoint.gguf:
             tokenizer = gguf.load_tokenizer(Path(checkpoint.path, checkpoint.gguf))
         else:
@@ -245,6 +192,11 @@ def _load_tokenizer(checkpoint: Checkpoint) -> TokenText:
                 f"model = {checkpoint.name!r}: a fast tokenizer is needed (one with a "
                 f"tokenizer.json), not {type(tokenizer).__name__}"
             )
+        if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens}:
+            raise ModelLoadError(
+                f"model = {checkpoint.name!r}: it has no tokenizer; use a folder with one"
+            )
+        tokenizer.model_max_length = sys.maxsize  # the engine has its own limit, and tells of it
         pieces = TokenText(tokenizer)
         if not pieces.is_exact:
             raise ModelLoadError(
@@ -290,15 +242,16 @@ def load_backbone(
         )
     model = _pretrained(AutoModel, checkpoint, dtype)
     with _load_errors(checkpoint):
-        weights = _head_weights(checkpoint, head_prefix)
+        weights = head_weights(checkpoint, head_prefix)
         head = make_head(set(weights), model.config)
-        _fill(checkpoint, head, weights, head_prefix)
+        fill(checkpoint, head, weights, head_prefix)
     head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
     return _adapt(checkpoint, model, device, max_context), head
 
 
 def _pretrained(auto: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     """A model all of whose weights come from the checkpoint, on the CPU."""
+    _check_files(checkpoint, files.settings_fault)
     with _load_errors(checkpoint):
         if checkpoint.gguf:
             file = Path(checkpoint.path, checkpoint.gguf)
@@ -358,39 +311,3 @@ def _adapt(
             f"{_FAMILIES} family model"
         )
     return adapter
-
-
-def _head_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
-    """Tensors under `prefix`, by the rest of their names."""
-    folder = Path(checkpoint.path)
-    if not checkpoint.local:  # in the cache since the backbone was loaded
-        folder = Path(
-            snapshot_download(
-                checkpoint.path, allow_patterns=["*.safetensors"], local_files_only=True
-            )
-        )
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as handle:
-            names = [name for name in handle.keys() if name.startswith(prefix)]  # noqa: SIM118
-            weights |= {name.removeprefix(prefix): handle.get_tensor(name) for name in names}
-    return weights
-
-
-def _fill(checkpoint: Checkpoint, module: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    own = module.state_dict()
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    wrong = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
-    where = f"model = {checkpoint.name!r}"
-    if missing or unexpected:
-        raise ModelLoadError(
-            f"{where}: weights under {prefix!r} do not fit: missing {missing[:3]}, "
-            f"unexpected {unexpected[:3]}; it needs the head of a two-label reward model"
-        )
-    if wrong:
-        k = wrong[0]
-        raise ModelLoadError(
-            f"{where}: {prefix}{k} has shape {tuple(state[k].shape)}, expected "
-            f"{tuple(own[k].shape)}: not the head of a two-label reward model"
-        )
-    module.load_state_dict(state)

@@ -23,6 +23,7 @@ _BATCH_TOKENS = 16384  # padded tokens per forward pass
 
 _PATIENCE = 12  # ticks that work waits at most for company
 _SHARE = 2  # work of one in so many open sequences is company enough
+_SPARE_BYTES = 512 << 20  # a temporary store up to this size is kept for the next batch
 _PACK_TOKENS = 512  # tokens of continuations side by side in one row
 
 
@@ -82,6 +83,7 @@ class ParkedRows:
         self.extensions: deque[Extension] = deque()
         self.probes: deque[Probe] = deque()
         self._free: list[int] = []
+        self._spare: SlotStore | None = None
         self._waited = 0
 
     def take(self) -> int:
@@ -168,10 +170,16 @@ class ParkedRows:
 
     def _scratch(self, rows: Sequence[int], extra: int) -> SlotStore:
         """A temporary store with copies of parked rows and room for `extra` more tokens."""
-        longest = int(self.store.length[list(rows)].max(initial=0))
-        scratch = self.runner.store(len(rows), longest + extra)
-        scratch.copy_from(self.store, rows, range(len(rows)))
-        return scratch
+        capacity = int(self.store.length[list(rows)].max(initial=0)) + extra
+        spare = self._spare
+        if spare is None or spare.rows < len(rows) or spare.capacity < capacity:
+            room = (0, 0) if spare is None else (spare.rows, spare.capacity)
+            self._spare = None  # before the next one is made: they are large
+            spare = self.runner.store(max(len(rows), room[0]), max(capacity, room[1]))
+            if spare.nbytes <= _SPARE_BYTES:
+                self._spare = spare
+        spare.copy_from(self.store, rows, range(len(rows)))
+        return spare
 
     def _extend(self, batch: list[Extension]) -> None:
         if not batch:
@@ -185,6 +193,10 @@ class ParkedRows:
             hidden = self.runner.forward(scratch, tokens, counts)
             for i in np.flatnonzero(counts).tolist():
                 last[i] = hidden[i, counts[i] - 1]
+        sick = self.runner.sick(scratch, torch.stack(last))
+        for i in sick:
+            if not batch[i].done.done():
+                batch[i].done.set_exception(self.runner.non_finite())
         dropped = self.runner.evict(scratch, len(batch))
         self.store.reserve(self.store.rows, int(scratch.length.max()))
         self.store.copy_from(scratch, range(len(batch)), rows)
@@ -227,6 +239,7 @@ class ParkedRows:
         start = int(lengths.min())
         keep = any(pack.probe.keep for pack in packs)
         block = scratch.export(range(len(packs)), start) if keep else None
+        self.runner.sick(scratch, hidden)
         for row, pack in enumerate(packs):
             p, at = pack.probe, 0
             for i in pack.members:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from kvrescue.engine.choices import Template
 from kvrescue.errors import ModelLoadError
 
-__all__ = ["Template", "encode_text", "render_prompt"]
-
-Template = Literal["chat", "raw"]
+__all__ = ["encode_text", "render_prompt"]
 
 _MARK = "\ue000\ue001{}\ue001\ue000"
 """Stands for the i-th special token's string while a template is rendered (private-use area)."""

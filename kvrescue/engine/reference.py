@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from kvrescue.engine.loading import resolve
+from kvrescue.engine.checkpoint import resolve
 
 __all__ = ["greedy_tokens"]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kvrescue.engine.adapter import ModelAdapter
@@ -59,6 +60,19 @@ class Runner:
             return np.zeros(count, dtype=np.int64)
         return self.eviction.fire(store, count)
 
+    def sick(self, store: SlotStore, hidden: Tensor) -> list[int]:
+        """Rows whose hidden states [rows, ..., hidden] are not finite; their cache is cleaned.
+
+        One such row must fail its own caller only: not the eviction of the batch, nor whoever
+        uses the row next.
+        """
+        finite = torch.isfinite(hidden).flatten(1).all(dim=1)
+        if bool(finite.all()):
+            return []
+        rows: list[int] = finite.logical_not().nonzero()[:, 0].tolist()
+        store.scrub(rows)
+        return rows
+
     def non_finite(self) -> NonFiniteLogitsError:
         return NonFiniteLogitsError(
             f"{self.adapter.name} returned NaN or infinite logits; check the checkpoint and the "
@@ -72,7 +86,7 @@ def failing(futures: Iterable[asyncio.Future[Any]]) -> Iterator[None]:
     waiting = list(futures)
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

@@ -15,6 +15,8 @@ from kvrescue.sampling import Sampling
 
 __all__ = ["entropy", "sample", "uniforms"]
 
+_PIECE_BYTES = 3 << 19
+
 
 def uniforms(seed: int, count: int) -> np.ndarray:
     """[count] float64 in [0, 1): the candidate's uniform number for each of its positions."""
@@ -27,13 +29,22 @@ def entropy(logits: Tensor) -> Tensor:
     `logits` [rows, vocab] float32, before temperature and truncation. Returns [rows]; NaN where a
     row holds NaN or an infinity, which callers treat as an error.
     """
-    top = logits.amax(dim=-1, keepdim=True)
-    shifted = logits - top
+    pieces = logits.split(_rows_at_once(logits)) if logits.device.type == "cpu" else (logits,)
+    return torch.cat([_entropy(piece) for piece in pieces])
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
     weights = shifted.exp()
     total = weights.sum(dim=-1)
     # H = ln Z - E[x]; a -inf logit gives 0 * -inf = NaN and is reported rather than hidden.
     mean: Tensor = torch.linalg.vecdot(weights, shifted) / total
     return total.log() - mean
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    """So many rows stay in a core's cache over the passes that the entropy takes."""
+    return max(1, _PIECE_BYTES // max(1, logits.shape[-1] * logits.element_size()))
 
 
 def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:

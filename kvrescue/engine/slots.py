@@ -159,13 +159,10 @@ class SlotStore:
         if not len(src):
             return
         n = int(other.length[src].max())
-        ts = torch.from_numpy(src).to(self.shape.device)
-        td = torch.from_numpy(dst).to(self.shape.device)
         for name, mine in self.entries.items():
-            theirs = other.entries[name]
-            mine[:, :, :, :n].index_copy_(0, td, theirs[:, :, :, :n].index_select(0, ts))
+            _copy(mine[:, :, :, :n], dst, other.entries[name][:, :, :, :n], src)
         for name, mine in self.heads.items():
-            mine.index_copy_(0, td, other.heads[name].index_select(0, ts))
+            _copy(mine, dst, other.heads[name], src)
         self._count(dst, other, src)
 
     def broadcast_from(self, other: SlotStore, source: int, first: int, count: int) -> None:
@@ -217,6 +214,16 @@ class SlotStore:
             mine[row] = block.heads[name][index]
         self.length[row], self.logical[row], self.tracked[row] = length, logical, tracked
 
+    def scrub(self, rows: Sequence[int]) -> None:
+        """Zero rows that hold NaN or infinities: a mask hides stale slots, but 0 * NaN is NaN."""
+        for values in (self.entries, self.heads):
+            for value in values.values():
+                value[list(rows)] = 0
+        if "order" in self.entries:
+            order = self.entries["order"]
+            order[list(rows)] = torch.arange(self.capacity, device=order.device)
+        self.tracked[list(rows)] = 0
+
     def recent_queries(self, rows: slice, count: int) -> Tensor:
         """[rows * layers, q_heads, count, head_dim]: the newest queries, oldest first."""
         if "queries" not in self.heads:
@@ -238,3 +245,20 @@ class SlotStore:
         order = self.entries["order"][row, :, :, : value.shape[2]]
         order = order.view(*order.shape, *(1 for _ in value.shape[3:])).expand_as(value)
         return value.gather(2, order)
+
+
+def _copy(mine: Tensor, rows: np.ndarray, theirs: Tensor, sources: np.ndarray) -> None:
+    """mine[rows] = theirs[sources]; between two stores in one pass where either side is a range."""
+    first, start, count = int(rows[0]), int(sources[0]), len(rows)
+    apart = mine.data_ptr() != theirs.data_ptr()
+    index = torch.from_numpy(sources).to(theirs.device)
+    if apart and _is_range(rows):
+        torch.index_select(theirs, 0, index, out=mine[first : first + count])
+        return
+    whole = apart and _is_range(sources)
+    values = theirs[start : start + count] if whole else theirs.index_select(0, index)
+    mine.index_copy_(0, torch.from_numpy(rows).to(mine.device), values)
+
+
+def _is_range(numbers: np.ndarray) -> bool:
+    return bool((np.diff(numbers) == 1).all())

@@ -106,7 +106,8 @@ class StepText:
     """Text of a candidate as it grows; `push` says whether the separator is now complete.
 
     `carry` is the text that precedes the candidate and may hold the separator's beginning (the
-    end of a step that was cut by a limit).
+    end of a step that was cut by a limit). A separator that begins there ends that step, not this
+    one: else a candidate would be over, and blank, with the newline that the limit cut off.
     """
 
     def __init__(self, pieces: TokenText, separator: str, carry: str = "") -> None:
@@ -115,6 +116,7 @@ class StepText:
         self._tail = carry[-(len(separator) - 1) :] if len(separator) > 1 else ""
         if separator in carry[-len(separator) :]:
             self._tail = ""
+        self._carried = len(self._tail)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._parts: list[str] = []
 
@@ -124,9 +126,11 @@ class StepText:
         if not new:
             return "", False
         self._parts.append(new)
-        window = self._tail + new
-        keep = len(self._separator) - 1
-        self._tail = window[-keep:] if keep else ""
+        window, size = self._tail + new, len(self._separator)
+        if 0 <= (at := window.find(self._separator)) < self._carried:
+            window, self._carried = window[at + size :], 0  # what the last step ended with
+        self._tail = window[-(size - 1) :] if size > 1 else ""
+        self._carried = max(0, self._carried - (len(window) - len(self._tail)))
         return new, self._separator in window
 
     def finish(self) -> str:

@@ -18,10 +18,22 @@ from kvrescue.evaluation.methods import METHODS, Method, evictor_of
 from kvrescue.evaluation.statistics import recovery, recovery_interval, wilson_interval
 from kvrescue.types import Solution
 
-__all__ = ["BUDGETS", "DemoPlan", "DemoReport", "Example", "Row", "Setting", "run_demo"]
+__all__ = [
+    "BUDGETS",
+    "LEAST_GAP",
+    "DemoPlan",
+    "DemoReport",
+    "Example",
+    "Row",
+    "Setting",
+    "run_demo",
+]
 
 BUDGETS: Final = (16, 64, 128)
 """Budgets of the second table for the preset `tiny`; the first is the headline's."""
+
+LEAST_GAP: Final = 10
+"""Points between full KV and evicted; below, recovery would be a quotient of two small numbers."""
 
 _BUDGET_PATH: Final = "proposers.base.policy.evictor.budget"
 _MOST_PROBLEMS: Final = 10_000
@@ -66,13 +78,24 @@ class Setting:
         return next(row for row in self.rows if row.method == method)
 
     @property
+    def has_gap(self) -> bool:
+        """Whether eviction lost enough to speak of a share of it; else recovery is None."""
+        lost = sum(self["full_kv"].correct) - sum(self["best_of_n"].correct)
+        return 100 * lost >= LEAST_GAP * len(self.rows[0].correct)  # in whole numbers: no rounding
+
+    @property
     def recovery(self) -> float | None:
+        """The part of the loss that was won back."""
+        if not self.has_gap:
+            return None
         full, evicted, rescued = self["full_kv"], self["best_of_n"], self["kv_rescue"]
         return recovery(full.accuracy, evicted.accuracy, rescued.accuracy)
 
     @property
     def recovery_interval(self) -> tuple[float, float] | None:
         """95 % of the recovery (bootstrap over problems)."""
+        if not self.has_gap:
+            return None
         full, evicted, rescued = self["full_kv"], self["best_of_n"], self["kv_rescue"]
         return recovery_interval(full.correct, evicted.correct, rescued.correct)
 

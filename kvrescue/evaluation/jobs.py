@@ -118,7 +118,30 @@ class _Indifferent(Scorer):
         return [1.0] * len(candidates)
 
 
-def run_job(job: Job, parts: Parts) -> list[Outcome]:
+class _Running:
+    """The `Rescue`s at work in threads. Threads cannot be interrupted, but `Rescue`s be closed."""
+
+    def __init__(self) -> None:
+        self._rescues: list[Rescue] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def add(self, rescue: Rescue) -> None:
+        with self._lock:
+            self._rescues.append(rescue)
+            stopped = self._stopped
+        if stopped:
+            rescue.close()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            rescues = list(self._rescues)
+        for rescue in rescues:
+            rescue.close()
+
+
+def run_job(job: Job, parts: Parts, running: _Running) -> list[Outcome]:
     """Solve a job's problems, all of them at once."""
     config = compose(load_config(job.config), job.method, job.n)
     bills = {bill.question: (position, bill) for position, bill in job.problems}
@@ -129,6 +152,7 @@ def run_job(job: Job, parts: Parts) -> list[Outcome]:
     if job.n == 1 and len(config.proposers) == 1 and not job.keep_solutions:
         parts = Parts(parts.policies, [(config.scorer, _Indifferent())])
     with Rescue.from_config(config, parts=parts) as rescue:
+        running.add(rescue)
         for solution in rescue.solve_many(questions, seed=job.seed):
             position, bill = bills[solution.question.text]
             outcomes.append(
@@ -169,8 +193,13 @@ def run_bundle(jobs: Sequence[Job], parts: Parts) -> list[list[Outcome]]:
         config = compose(load_config(job.config), job.method, job.n)
         parts.proposers(config)
         parts.scorer(config.scorer)
+    running = _Running()
     with ThreadPoolExecutor(len(jobs)) as threads:
-        return list(threads.map(lambda job: run_job(job, parts), jobs))
+        try:
+            return list(threads.map(lambda job: run_job(job, parts, running), jobs))
+        except BaseException:  # else leaving the block would wait for the other threads' work
+            running.stop()
+            raise
 
 
 def _here(bundles: Sequence[Bundle]) -> Iterator[Result]:
@@ -211,7 +240,7 @@ def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
         ) from error
     except BaseException:
         for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
+            child.kill()  # one that is still starting is deaf to anything less
         raise
     finally:
         executor.shutdown(cancel_futures=True)
@@ -219,11 +248,14 @@ def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
 
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end."""
+    """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end.
+
+    Nor is the parent itself interrupted in the middle of starting one, which would then complain.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -235,6 +267,8 @@ _worker_parts: Final = Parts()
 
 def _start_worker() -> None:
     """Set up a worker: one thread of arithmetic, and no life after its parent's."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     import torch
 
     torch.set_num_threads(1)

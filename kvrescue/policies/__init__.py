@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
 
 if TYPE_CHECKING:
-    from kvrescue.policies.torch import TorchPolicy, TorchPolicySpec
-    from kvrescue.policies.vllm.policy import VLLMPolicy, VLLMPolicySpec
+    from kvrescue.policies.specs import TorchPolicySpec, VLLMPolicySpec
+    from kvrescue.policies.torch import TorchPolicy
+    from kvrescue.policies.vllm.policy import VLLMPolicy
 
 __all__ = [
     "Policy",
@@ -23,12 +24,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("TorchPolicy", "TorchPolicySpec"):
-        from kvrescue.policies import torch
+    if name == "TorchPolicy":
+        from kvrescue.policies.torch import TorchPolicy
 
-        return getattr(torch, name)
-    if name in ("VLLMPolicy", "VLLMPolicySpec"):
-        from kvrescue.policies.vllm import policy
+        return TorchPolicy
+    if name == "VLLMPolicy":
+        from kvrescue.policies.vllm.policy import VLLMPolicy
 
-        return getattr(policy, name)
+        return VLLMPolicy
+    if name in ("TorchPolicySpec", "VLLMPolicySpec"):
+        from kvrescue.policies import specs
+
+        return getattr(specs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,64 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
 from kvrescue.detectors.base import Detector, Source
+from kvrescue.engine.checkpoint import resolve
+from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
-    DType,
     default_device,
     default_dtype,
     load_causal_lm,
     load_tokenizer,
-    resolve,
 )
-from kvrescue.engine.prompt import Template, encode_text, render_prompt
+from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import Draft, ParkedSequence
-from kvrescue.errors import CapacityError, InputError, PolicyError
+from kvrescue.errors import CapacityError, ConfigError, InputError, PolicyError
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
-from kvrescue.registry import EvictorField
+from kvrescue.policies.base import Policy, Sampling, View
+from kvrescue.policies.specs import TorchPolicySpec
 from kvrescue.types import CacheStats, Candidate, Question, StopReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TorchPolicy", "TorchPolicySpec", "TorchView"]
+__all__ = ["TorchPolicy", "TorchView"]
 
 
 _CARRY = 64  # characters of cut steps that may begin a separator
 
 
-class TorchPolicySpec(PolicySpec):
-    """`kind: torch` in a configuration; the fields are `TorchPolicy`'s arguments."""
-
-    kind: ClassVar[str] = "torch"
-
-    model: str = Field(min_length=1)
-    """Folder, hub name, `tiny/base`, `tiny/helper`, `gguf:PACKAGE` or a .gguf file."""
-    evictor: EvictorField = None
-    """None: full context."""
-    system: str | None = None
-    """System message of the chat template."""
-    template: Template = "chat"
-    max_context: int | None = Field(default=None, ge=2)
-    """Tokens of prompt and steps; None: the model's limit, at most 4096."""
-    max_live_rows: int = Field(default=1024, ge=1)
-    """Candidates that decode at once; more wait for a free row."""
-    device: str | None = None
-    """None: CUDA when there is one, else the CPU."""
-    dtype: DType = "auto"
-    """auto: bfloat16 on CUDA, float32 on the CPU."""
-
-    def build(self) -> TorchPolicy:
-        return TorchPolicy(**{name: getattr(self, name) for name in type(self).model_fields})
-
-
 class TorchPolicy(Policy):
     """Proposes steps with a local model.
 
-    `model`: see `kvrescue.engine.loading`. `evictor` None means full context. `template` "chat"
+    `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
     "raw" encodes it as it is. Raises ModelLoadError.
     """
@@ -79,6 +52,19 @@ class TorchPolicy(Policy):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
+        TorchPolicySpec(  # tells of wrong arguments
+            model=model,
+            system=system,
+            template=template,
+            max_context=max_context,
+            max_live_rows=max_live_rows,
+            device=device,
+            dtype=dtype,
+        )
+        if not isinstance(evictor, Evictor | None):
+            raise ConfigError(
+                f"evictor = {evictor!r}: expected an Evictor, as in RKV(budget=64), or None"
+            )
         checkpoint = resolve(model)
         self.tokenizer, self.pieces = load_tokenizer(checkpoint)
         where = default_device(device)
@@ -107,6 +93,11 @@ class TorchPolicy(Policy):
 
     async def open(self, question: Question, name: str) -> TorchView:
         prompt = self.prompt_ids(question)
+        if not prompt:
+            raise PolicyError(
+                f"{name}: the prompt has no tokens; is the tokenizer's chat template empty? "
+                "template = 'raw' does without"
+            )
         if len(prompt) >= self.max_context:
             raise InputError(
                 f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "

@@ -8,41 +8,18 @@ probability of its least likely token (`reduce="min"`), so both lie in [0, 1].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from kvrescue.engine.loading import DType
-from kvrescue.engine.prompt import Template, encode_text
+from kvrescue.engine.prompt import encode_text
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import ConfigError, InputError, ScorerError
 from kvrescue.policies.torch import TorchPolicy
-from kvrescue.scorers.base import Scorer, ScorerSpec
+from kvrescue.scorers.base import Scorer
+from kvrescue.scorers.specs import Reduce
 from kvrescue.types import Candidate, Context
 
-__all__ = ["LikelihoodScorer", "LikelihoodSpec"]
-
-Reduce = Literal["mean", "min"]
-
-
-class LikelihoodSpec(ScorerSpec):
-    """`kind: likelihood` in a configuration: the judging model and how to pool its tokens."""
-
-    kind: ClassVar[str] = "likelihood"
-
-    model: str = Field(min_length=1)
-    """As for `kind: torch`; weights are shared with a policy of the same model."""
-    reduce: Reduce = "mean"
-    system: str | None = None
-    template: Template = "chat"
-    max_context: int | None = Field(default=None, ge=2)
-    device: str | None = None
-    dtype: DType = "auto"
-
-    def build(self) -> LikelihoodScorer:
-        options = {n: getattr(self, n) for n in type(self).model_fields if n != "reduce"}
-        return LikelihoodScorer(TorchPolicy(**options), reduce=self.reduce)
+__all__ = ["LikelihoodScorer"]
 
 
 class LikelihoodScorer(Scorer):

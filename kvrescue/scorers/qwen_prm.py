@@ -16,51 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from kvrescue.engine.checkpoint import resolve
+from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
-    DType,
     default_device,
     default_dtype,
     load_backbone,
     load_tokenizer,
-    resolve,
 )
-from kvrescue.engine.prompt import Template, encode_text, render_prompt
+from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import ParkedSequence
-from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
-from kvrescue.scorers.base import Scorer, ScorerSpec
+from kvrescue.errors import (
+    ConfigError,
+    InputError,
+    ModelLoadError,
+    NonFiniteLogitsError,
+    ScorerError,
+)
+from kvrescue.scorers.base import Scorer
+from kvrescue.scorers.specs import SYSTEM, Convention
 from kvrescue.types import SEPARATOR, Candidate, Context
 
-__all__ = ["QwenPRM", "QwenPRMSpec"]
-
-Convention = Literal["step_tag", "separator"]
-_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
-"""System message of the published PRM's model card."""
-
-
-class QwenPRMSpec(ScorerSpec):
-    """`kind: qwen_prm` in a configuration; the fields are `QwenPRM`'s arguments."""
-
-    kind: ClassVar[str] = "qwen_prm"
-
-    model: str = Field(min_length=1)
-    convention: Convention = "step_tag"
-    """Where the score is read: at a step tag (model card) or at the separator (paper, TRL)."""
-    step_tag: str = Field(default="<extra_0>", min_length=1)
-    system: str | None = _SYSTEM
-    max_context: int | None = Field(default=None, ge=2)
-    device: str | None = None
-    dtype: DType = "auto"
-
-    def build(self) -> QwenPRM:
-        return QwenPRM(**{name: getattr(self, name) for name in type(self).model_fields})
+__all__ = ["QwenPRM"]
 
 
 @dataclass(slots=True)
@@ -76,7 +59,7 @@ class _Session:
 class QwenPRM(Scorer):
     """Scores candidate steps with a process reward model.
 
-    `model`: see `kvrescue.engine.loading`; the state dict holds `model.*` and either
+    `model`: see `kvrescue.engine.checkpoint`; the state dict holds `model.*` and either
     `score.0.*`, `score.2.*` (linear, ReLU, linear to 2 labels) or `score.*` (one linear layer to
     2 labels). Raises ModelLoadError for any other head.
     """
@@ -87,7 +70,7 @@ class QwenPRM(Scorer):
         *,
         convention: Convention = "step_tag",
         step_tag: str = "<extra_0>",
-        system: str | None = _SYSTEM,
+        system: str | None = SYSTEM,
         max_context: int | None = None,
         device: str | None = None,
         dtype: DType = "auto",
@@ -166,12 +149,15 @@ class QwenPRM(Scorer):
         """Softmax probability of label 1 from hidden states [n, hidden], in float32."""
         logits: Tensor = self.head(hidden.float())
         if not bool(torch.isfinite(logits).all()):
-            raise ScorerError(
-                f"{self.name} returned NaN or infinite logits; check the checkpoint and the dtype "
-                f"({self.engine.adapter.dtype})"
-            )
+            raise self._non_finite()
         scores: list[float] = logits.softmax(dim=-1)[:, 1].tolist()
         return scores
+
+    def _non_finite(self) -> ScorerError:
+        return ScorerError(
+            f"{self.name} returned NaN or infinite logits; check the checkpoint and the dtype "
+            f"({self.engine.adapter.dtype})"
+        )
 
     async def _session(self, context: Context) -> _Session:
         """The trajectory's session, advanced to all committed steps."""
@@ -183,7 +169,10 @@ class QwenPRM(Scorer):
                     f"question {context.question.id!r} takes {len(prefix)} tokens of the PRM's "
                     f"context of {self.max_context}; shorten it"
                 )
-            session = _Session(await self.engine.open(prefix))
+            try:
+                session = _Session(await self.engine.open(prefix))
+            except NonFiniteLogitsError as error:
+                raise self._non_finite() from error
             self._sessions[context.trajectory] = session
         behind = [self.step_ids(s.text) for s in context.steps[session.steps :]]
         if behind and session.probed:
@@ -197,6 +186,9 @@ class QwenPRM(Scorer):
             self._check_room(session, len(tokens), "a committed step")
             try:
                 await self.engine.extend(session.sequence, tokens)
+            except NonFiniteLogitsError as error:
+                await self.release(context)
+                raise self._non_finite() from error
             except BaseException:  # half-way: the next call starts over from the question
                 await self.release(context)
                 raise

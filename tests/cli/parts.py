@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvrescue import hookimpl
+from kvrescue import EvictorField, hookimpl
 from kvrescue.hookspecs import Register
 from kvrescue.policies.base import Policy, PolicySpec
 from kvrescue.scorers.base import Scorer, ScorerSpec
@@ -22,6 +22,8 @@ class FakeSpec(PolicySpec):
     context: int = 4096
     words: tuple[str, ...] | None = None
     broken: bool = False
+    evictor: EvictorField = None
+    """Without effect; there so that the demo's methods can be composed."""
 
     def build(self) -> Policy:
         def trouble(where: str) -> None:

@@ -29,12 +29,12 @@ def fails(code: int, kind: str, *arguments: str, stdin: str | bytes | None = Non
     """Asserts a clean failure, in both forms; returns the message."""
     ran = Ran(*arguments, stdin=stdin)
     assert ran.code == code, (ran.code, ran.stdout, ran.stderr)
-    assert ran.stderr.startswith("error: ")
-    assert "Traceback" not in ran.stderr
+    assert all(line.startswith("error: ") for line in ran.stderr.splitlines())
+    assert ran.stderr.endswith("\n")
     again = Ran(*arguments, "--json", stdin=stdin)
     assert again.code == code
     error = again.json["error"]
     assert (error["type"], error["exit_code"]) == (kind, code)
     message: str = error["message"]
-    assert message in again.stderr
+    assert again.stderr == "".join(f"error: {line}\n" for line in message.splitlines())
     return message

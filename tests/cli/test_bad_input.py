@@ -48,6 +48,23 @@ class TestQuestions:
         message = fails(3, "InputError", "solve", "--config", config, stdin=b"\xff\xfe\x80")
         assert "UTF-8" in message
 
+    def test_a_mark_at_the_start_of_a_file_is_not_asked(self, config: str, tmp_path: Path) -> None:
+        file = tmp_path / "from_windows.txt"
+        file.write_bytes(b"\xef\xbb\xbfhow many?")
+        asked = Ran("solve", "-f", str(file), "--config", config, "--json")
+        assert asked.json["question"]["text"] == "how many?"
+
+    def test_the_longest_one(self, config: str, tmp_path: Path) -> None:
+        file = tmp_path / "longest.txt"
+        file.write_text("x" * MAX_QUESTION_CHARACTERS + "\n")
+        arguments = ["solve", "-f", str(file), "--config", config]
+        assert Ran(*arguments, "--set", "limits.max_steps=1").code == 0
+
+    def test_a_long_one_for_a_real_tokenizer(self) -> None:
+        """One line, and none of transformers' own about it."""
+        message = fails(3, "InputError", "solve", "x" * 5000)
+        assert "context of 1024" in message
+
 
 class TestConfigurations:
     def test_unknown_preset(self) -> None:
@@ -74,9 +91,16 @@ class TestConfigurations:
     @pytest.mark.parametrize(
         ("override", "expected"),
         [
-            ("proposers.base.candidates=0", "greater than or equal to 1"),
-            ("limits.max_steps=0", "greater than or equal to 1"),
-            ("limits.max_context=-1", "greater than or equal to 1"),
+            (
+                "proposers.base.candidates=0",
+                "candidates = 0: expected a whole number of at least 1",
+            ),
+            ("limits.max_steps=0", "max_steps = 0: expected a whole number of at least 1"),
+            ("limits.max_context=-1", "max_context = -1: expected a whole number of at least 1"),
+            ("limits=3", "limits = 3: expected a section with the fields max_steps,"),
+            ("proposers=[]", "proposers = []: expected a section of named entries"),
+            ("proposers.base.policy.delay=true", "delay = true: expected a number"),
+            ("limits=" + "[" * 3000, "nested too deeply"),
             ("nonsense", "should look like"),
             ("seed=[", "not YAML"),
         ],
@@ -106,6 +130,11 @@ class TestConfigurations:
     def test_unreachable_detector(self) -> None:
         override = "proposers.base.detectors.entropy.threshold=7.0"
         assert "7" in fails(4, "DetectorError", "solve", "q", "--set", override)
+
+    def test_every_fault_has_its_line(self, config: str) -> None:
+        arguments = ["--set", "seed=x", "--set", "limits=3"]
+        message = fails(4, "ConfigError", "config", "--config", config, *arguments)
+        assert len(message.splitlines()) == 2
 
 
 class TestDemo:
@@ -157,6 +186,11 @@ class TestRuns:
         )
         assert "cannot be written" in message
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_trace_on_a_full_disk(self, config: str) -> None:
+        arguments = ["solve", "q", "--config", config, "--trace", "/dev/full"]
+        assert "No space left" in fails(4, "ConfigError", *arguments)
+
     def test_policy_that_fails(self, config: str) -> None:
         override = "proposers.base.policy.broken=true"
         message = fails(8, "PolicyError", "solve", "q", "--config", config, "--set", override)
@@ -182,7 +216,11 @@ class TestRuns:
         weights = broken / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1000])
         override = f"proposers.base.policy.model={broken}"
-        assert "cannot be loaded" in fails(6, "ModelLoadError", "solve", "q", "--set", override)
+        message = fails(6, "ModelLoadError", "solve", "q", "--set", override)
+        assert f"{weights} is damaged" in message
+        (broken / "tokenizer.json").unlink()
+        message = fails(6, "ModelLoadError", "solve", "q", "--set", override)
+        assert f"{broken} has no tokenizer" in message
 
 
 class TestUsage:
@@ -197,13 +235,45 @@ class TestUsage:
         ],
     )
     def test_exit_code_2(self, arguments: tuple[str, ...]) -> None:
-        ran = Ran(*arguments)
+        assert "\n" not in fails(2, "UsageError", *arguments)
+        assert Ran(*arguments).stdout == ""
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("solv",), "no command 'solv'; did you mean 'solve'?"),
+            (("xyzzy",), "no command 'xyzzy'; valid: config, demo, doctor"),
+            (("plugins", "shw"), "no command 'shw'; did you mean 'show'?"),
+            (("--hepl",), "no option --hepl; did you mean '--help'?"),
+            (("solve", "--sed", "3"), "no option --sed; did you mean '--seed'?"),
+            (("config", "--prest=tiny"), "no option --prest; did you mean '--preset'?"),
+            (("solve", "--no-liv"), "no option --no-liv; did you mean '--no-live'?"),
+            (("problem", "-z"), "no option -z; valid: --answer,"),
+            (("plugins", "show"), "missing argument"),
+            (("solve", "a", "b"), "unexpected extra argument"),
+            (("demo", "--quick=1"), "does not take a value"),
+            (("demo", "--n", "three"), "whole number"),
+            (("solve", "q", "--file", "x"), "not both"),
+        ],
+    )
+    def test_one_line_that_names_the_nearest(
+        self, arguments: tuple[str, ...], message: str
+    ) -> None:
+        found = fails(2, "UsageError", *arguments)
+        assert message in found
+        assert "\n" not in found
+
+    def test_an_option_without_its_value(self) -> None:
+        assert Ran("solve", "--file").stderr == "error: option '--file' requires an argument\n"
+
+    def test_where_help_is(self) -> None:
+        assert "plugins --help)" in fails(2, "UsageError", "plugins", "shw")
+
+    def test_nothing_at_all_shows_help(self) -> None:
+        ran = Ran()
         assert ran.code == 2
-        assert "Error" in ran.stderr
-        assert ran.stdout == ""
-        again = Ran(*arguments, "--json")
-        assert again.code == 2
-        assert again.json["error"]["type"] == "UsageError"
+        assert "Usage" in ran.stdout + ran.stderr
+        assert "error" not in ran.stderr
 
     def test_json_after_two_dashes_is_a_question(self, config: str) -> None:
         ran = Ran("solve", "--config", config, "--set", "limits.max_context=3", "--", "--json")

@@ -28,7 +28,18 @@ def start(*arguments: str, code: str | None = None) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["demo", "--help"], ["plugins"], ["problem"], ["config", "--preset", "no"]],
+    [
+        ["--help"],
+        ["demo", "--help"],
+        ["plugins"],
+        ["plugins", "show", "policy", "torch"],
+        ["plugins", "show", "scorer", "qwen_prm"],
+        ["problem"],
+        ["config", "--preset", "no"],
+        ["config", "--preset", "tiny"],
+        ["config", "--preset", "smollm2", "--json"],
+        ["config", "--set", "proposers.base.policy.evictor.budget=x"],
+    ],
 )
 def test_no_framework_before_it_is_needed(arguments: list[str]) -> None:
     code = f"""
@@ -46,7 +57,25 @@ sys.exit(f"imported: {{heavy}}" if heavy else 0)
     assert process.returncode == 0, errors
 
 
-def test_interrupt_keeps_the_trace(config: str, tmp_path: Path) -> None:
+def test_configurations_are_shown_without_the_extras_and_only_building_needs_them() -> None:
+    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'numpy']))\n"
+    run = "from kvrescue.cli.app import app\napp({})\n"
+    shown = start(code=hide + run.format(["config", "--preset", "tiny"]))
+    output, errors = shown.communicate(timeout=240)
+    assert (shown.returncode, errors) == (0, "")
+    assert "model: tiny/base" in output
+    refused = start(code=hide + run.format(["solve", "q", "--preset", "tiny"]))
+    _, errors = refused.communicate(timeout=240)
+    assert refused.returncode == 7
+    assert errors.startswith("error: policy 'torch' needs the package")
+    assert "pip install 'kvrescue[torch]'" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_keeps_the_trace(
+    config: str, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     trace = tmp_path / "trace.jsonl"
     slow = [
         f"proposers.{name}.policy.{option}"
@@ -61,19 +90,20 @@ def test_interrupt_keeps_the_trace(config: str, tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, errors = process.communicate(timeout=240)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    assert process.returncode == code
+    assert errors == ""
     events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
     assert events[0] == "trajectory_started"
     assert "step_committed" in events
     assert "trajectory_finished" not in events
 
 
-def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_demo_leaves_no_process(sent: signal.Signals, code: int) -> None:
     process = start("demo", "--problems", "2", "--workers", "2")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.parent.exists():
@@ -87,11 +117,11 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
             found = children.read_text().split()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, errors = process.communicate(timeout=240)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert errors == ""
     while any(Path("/proc", child).exists() for child in found):
         assert time.monotonic() < deadline + 240

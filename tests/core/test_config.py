@@ -9,10 +9,21 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kvrescue import presets
-from kvrescue.config import RescueConfig, config_hash, load_config, resolved_yaml
+from kvrescue.config import (
+    ProposerConfig,
+    RescueConfig,
+    config_hash,
+    load_config,
+    resolved_yaml,
+)
 from kvrescue.errors import ConfigError, DetectorError, KVRescueError, PluginError, UnknownNameError
+from kvrescue.faults import line
+from kvrescue.registry import validate
+from kvrescue.rules import Limits
+from kvrescue.sampling import Sampling
 from tests.core.components import FakeEvictor, FakeSpec, fake_plugins
 from tests.core.fakes import FakeDetector
 from tests.core.test_plugins import write_plugin
@@ -308,20 +319,63 @@ def test_unknown_names_tell_path_and_nearest(path: str, value: object, message: 
 WRONG = [
     (
         "proposers.base.candidates=0",
-        "proposers.base.candidates: .*greater than or equal to 1, not 0",
+        "proposers.base.candidates = 0: expected a whole number of at least 1",
     ),
-    ("proposers.base.policy.evictor.budget=-2", "evictor.budget: .*greater than 0, not -2"),
-    ("proposers.base.policy.evictor=7", "policy.evictor: should be one evictor"),
+    (
+        "proposers.base.policy.evictor.budget=-2",
+        "evictor.budget = -2: expected a whole number greater than 0",
+    ),
+    ("proposers.base.policy.evictor=7", "policy.evictor = 7: expected one evictor: a section with"),
     ("proposers.base.policy.evictor={budget: 3}", "policy.evictor.kind: names no evictor"),
-    ("proposers.base.policy=null", "proposers.base.policy: should be one policy"),
-    ("proposers={}", "proposers: .*at least 1 item"),
-    ("sampling.temperature=hot", "sampling.temperature: .*number.*, not 'hot'"),
-    ("sampling.temperature=.nan", "sampling.temperature: .*finite"),
-    ("when_all_flagged=panic", "when_all_flagged: .*'stop' or 'redraw', not 'panic'"),
-    ("concurrency=0", "concurrency: .*greater than or equal to 1"),
-    ("limits=3", "limits: .*, not 3"),
-    ("plugins=5", "plugins: .*, not 5"),
+    ("proposers.base.policy=null", "proposers.base.policy = null: expected one policy"),
+    ("proposers={}", "proposers = {}: expected a section of named entries .at least 1."),
+    ("sampling.temperature=hot", "sampling.temperature = 'hot': expected a finite number"),
+    ("sampling.temperature=.nan", "sampling.temperature = nan: expected a finite number"),
+    ("when_all_flagged=panic", "when_all_flagged = 'panic': expected 'stop' or 'redraw'$"),
+    ("concurrency=0", "concurrency = 0: expected a whole number of at least 1"),
+    ("limits=3", "limits = 3: expected a section with the fields max_steps, max_output_tokens, "),
+    ("limits.max_output_tokens=x", "= 'x': expected a whole number of at least 1, or null"),
+    ("limits={1: 2}", "limits.1: the names of fields should be texts"),
+    ("plugins=5", "plugins = 5: expected a list of entries; each is a text"),
+    ("plugins=[5]", "plugins.0 = 5: expected a text"),
+    ("plugins=./x.py", "plugins = './x.py': expected a list"),
+    ("proposers=[]", "proposers = .*: expected a section of named entries"),
+    ("proposers=null", "proposers = null: expected a section of named entries"),
+    ("proposers.base=x", "base = 'x': expected a section with the fields policy, candidates, det"),
+    (
+        "proposers={1: {policy: {kind: fake, model: m}}}",
+        "proposers.1: the name 1 should be a text: put it in quotes",
+    ),
+    ("proposers.base.candidates=true", "candidates = true: expected a whole number of at least 1"),
+    ("proposers.base.candidates=1.5", "candidates = 1.5: expected a whole number of at least 1"),
+    ("proposers.base.policy.evictor.budget=x", "budget = 'x': expected a whole number greater"),
+    ("proposers.base.policy.evictor.budget=true", "budget = true: expected a whole number greater"),
+    ("proposers.base.policy.evictor.protect_prompt=7", "= 7: expected true or false"),
+    ("proposers.base.policy.model=[1]", r"model = \[1\]: expected a text"),
+    ("proposers.base.policy.words=a", "words = 'a': expected a list of entries; each is a text"),
+    ("proposers.base.policy.words=[a, 1]", "words.1 = 1: expected a text"),
+    ("proposers.base.policy.extra=3", "extra = 3: expected a section with the fields depth"),
+    ("proposers.base.policy.extras={x: 3}", "extras.x = 3: expected a section with the fields"),
+    (
+        "proposers.base.policy.extras={x: {depth: y}}",
+        "extras.x.depth = 'y': expected a whole number",
+    ),
+    (
+        "proposers.base.detectors=fake",
+        "detectors = 'fake': expected a list of entries; each is one",
+    ),
+    ("proposers.base.detectors=[3]", "detectors.0 = 3: expected one detector: a section with"),
+    ("sampling.top_p=2", "top_p = 2: expected a number greater than 0 and at most 1"),
+    ("sampling.separator=''", "separator = '': expected a text that is not empty"),
+    ("seed=null", "seed = null: expected a whole number$"),
+    ("seed=1970-01-01", r"seed = datetime.date\(1970, 1, 1\): expected a whole number"),
+    ("stop_at_answer=perhaps", "stop_at_answer = 'perhaps': expected true or false"),
+    ("when_all_flagged=stpo", "expected 'stop' or 'redraw'; did you mean 'stop'"),
+    ("scorer.kind=5", "scorer.kind: names no scorer"),
+    ("scorer.level=[x]", "scorer.level = .*: expected a number"),
+    (f"seed={'x' * 500}", "seed = 'x{70,80}...: expected a whole number"),
 ]
+PYDANTICS_WORDS = ("Input should", "input should", "valid dictionary", "instance of", "parse")
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG)
@@ -329,20 +383,50 @@ def test_wrong_values_tell_path_value_and_reason(override: str, message: str) ->
     with pytest.raises(ConfigError, match=message) as caught:
         load(example(), override)
     assert type(caught.value) is ConfigError
+    assert "\n" not in str(caught.value)
+    assert not any(words in str(caught.value) for words in PYDANTICS_WORDS)
+
+
+def test_what_is_expected_covers_every_field_of_the_library() -> None:
+    """No field of ours is left to pydantic's words, whatever stands in it."""
+    sections = [RescueConfig, ProposerConfig]
+    sections += [PLUGINS.registry.load(e.kind, e.name) for e in PLUGINS.registry.entries()]
+    for section in [*sections, Limits, Sampling]:
+        for name in section.model_fields:
+            with PLUGINS.registry.active(), pytest.raises(ValidationError) as caught:
+                validate(section, {name: {"no such": ["thing"]}})
+            found = [e for e in caught.value.errors() if e["loc"][0] == name]
+            assert found, (section, name)
+            assert not any(words in line(e) for e in found for words in PYDANTICS_WORDS)
 
 
 def test_missing_sections() -> None:
-    with pytest.raises(ConfigError, match=r"proposers: field required\nscorer: field required"):
+    with pytest.raises(
+        ConfigError, match=r"proposers: missing; expected.*\nscorer: missing; expected"
+    ):
         load({})
-    with pytest.raises(ConfigError, match=r"base\.policy\.model: field required"):
+    with pytest.raises(ConfigError, match=r"base\.policy\.model: missing; expected a text"):
         load({"proposers": {"base": {"policy": "fake"}}, "scorer": "fake"})
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: " + "[" * 5000, "a: &a {b: *a}"])
+def test_endless_nesting(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml: nested too deeply"):
+        load(path)
+
+
+def test_endless_nesting_in_an_override() -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(example(), "limits=" + "[" * 5000)
 
 
 def test_several_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(example(), "seed=x", "scorer.levle=1", "proposers.helper.candidates=0")
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
+    assert [line.partition(" =")[0].partition(":")[0] for line in lines] == [
         "proposers.helper.candidates",
         "scorer.levle",
         "seed",
@@ -404,7 +488,7 @@ def test_an_override_never_changes_the_data_it_was_given() -> None:
         ("proposers.bsae.candidates=3", "no proposer 'bsae'; did you mean 'base'"),
         ("proposers.base.detectors.pick.level=3", "nothing at .*; did you mean 'picky'"),
         ("proposers.base.detectors.7.level=3", "nothing at proposers.base.detectors.7"),
-        ("proposers.base.policy.model.x.y=3", "policy.model: input should be a valid string"),
+        ("proposers.base.policy.model.x.y=3", "policy.model = .*: expected a text"),
         ("proposers.helper.candidates.x=3", "proposers.helper.candidates is 2 and has no 'x'"),
     ],
 )

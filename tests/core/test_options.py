@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, get_args
+
 import pytest
+from pydantic import BaseModel
 
 from kvrescue import Limits, Sampling
+from kvrescue.config import ProposerConfig, RescueConfig
 from kvrescue.detectors import NgramDetector
 from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV
+from kvrescue.options import Options
+from kvrescue.plugins import Plugins
 
 
 @pytest.mark.parametrize(
@@ -26,3 +32,52 @@ from kvrescue.evictors import RKV
 def test_wrong_options_are_typed_errors(build, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         build()
+
+
+# -- booleans are no numbers ----------------------------------------------------------------------
+
+
+def sections() -> list[type[BaseModel]]:
+    registry = Plugins().registry
+    found = [registry.load(entry.kind, entry.name) for entry in registry.entries()]
+    return [*found, Limits, Sampling, ProposerConfig, RescueConfig]
+
+
+NUMBERS = [
+    pytest.param(section, name, id=f"{section.__name__}.{name}")
+    for section in sections()
+    for name, field in section.model_fields.items()
+    if {int, float} & {field.annotation, *get_args(field.annotation)}
+]
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(("section", "name"), NUMBERS)
+def test_a_boolean_is_no_number(section: type[BaseModel], name: str, value: bool) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{name} = {value}: expected a .*number"):
+        section(**{name: value})
+
+
+def test_booleans_inside_containers_and_where_they_belong() -> None:
+    class Deep(Options):
+        counts: tuple[int, ...] = ()
+        weights: dict[str, float | None] = {}  # noqa: RUF012 - pydantic copies it
+        flag: bool = False
+        either: bool | int = 0
+        anything: Any = None
+        choice: Literal[True, 3] = 3
+
+    good = Deep(counts=(1,), weights={"a": 1}, flag=True, either=True, anything=True, choice=True)
+    assert good.flag is good.either is good.anything is good.choice is True
+    for wrong in ({"counts": (1, True)}, {"weights": {"a": False}}):
+        with pytest.raises(ConfigError, match=f"Deep: {next(iter(wrong))} = "):
+            Deep(**wrong)  # type: ignore[arg-type]
+
+
+def test_words_for_python() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Limits(max_output_tokens="x", max_step=3)  # type: ignore[arg-type, call-arg]
+    assert str(caught.value) == (
+        "Limits: max_output_tokens = 'x': expected a whole number of at least 1, or None; "
+        "max_step: unknown field 'max_step'; did you mean 'max_steps'?"
+    )

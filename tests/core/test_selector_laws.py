@@ -287,7 +287,7 @@ async def test_answer_is_the_last_closed_box_of_the_whole_text() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
 def test_n_must_be_a_positive_number(n: object) -> None:
-    with pytest.raises(ConfigError, match="n is"):
+    with pytest.raises(ConfigError, match="n = "):
         Proposer(FakePolicy(), n)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from tests.engine.models import VOCAB, engine_for, random_model, shared_model
 
 SAMPLING = Sampling(temperature=1.0, top_p=0.95, top_k=20, max_step_tokens=16)
 ENDLESS = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=16, separator="\x00")
+ONE_MORE = ENDLESS.model_copy(update={"max_step_tokens": 1})
 PROMPT = [5, 9, 13, 4, 22, 31]
 
 
@@ -179,6 +180,92 @@ async def test_non_finite_logits_are_a_typed_error_and_leak_nothing() -> None:
         await engine.open(PROMPT)
     engine.close(sequence)
     assert sum(engine.in_use.values()) == 0
+
+
+@pytest.mark.parametrize("evictor", [None, RKV(budget=12, window=4, observation=2)])
+async def test_one_sequence_of_nan_does_not_reach_those_that_use_its_rows_next(evictor) -> None:
+    """A mask hides stale slots, but 0 * NaN is NaN: they are cleaned when it happens."""
+    model = random_model()
+    engine, clean = engine_for(model, evictor), engine_for(model, evictor)
+    rare, long = 50, [5, 9, 13, 4, 22, 31] * 5
+    weight = model.get_input_embeddings().weight
+    kept = weight.detach().clone()
+
+    async def outcome(of: Engine) -> tuple[list[list[int]], list[float]]:
+        sequences = [await of.open(prompt) for prompt in (PROMPT, PROMPT[:3], long)]
+        drafts = await asyncio.gather(*(propose(of, s, range(2), ENDLESS) for s in sequences))
+        await asyncio.gather(*(of.extend(s, [7, 8, 9]) for s in sequences))
+        scores = [float(s.logits.amax()) for s in sequences]
+        for s in sequences:
+            of.close(s)
+        return [t for d in drafts for t in ids(d)], scores
+
+    expected = await outcome(clean)
+    with torch.no_grad():
+        weight[rare] = float("nan")
+        with pytest.raises(NonFiniteLogitsError):  # parked and temporary rows
+            await engine.open([*long, rare])
+        sick = await engine.open(long)
+        sound = await engine.open(long)
+        ahead = asyncio.ensure_future(propose(engine, sound, [0], ONE_MORE))
+        weight[:] = float("nan")
+        with pytest.raises(NonFiniteLogitsError):  # live rows
+            await propose(engine, sick, range(4), ENDLESS)
+        assert len(await ahead) == 1  # its only token needs no forward pass
+        engine.close(sick)
+        engine.close(sound)
+        weight.copy_(kept)
+    assert await outcome(engine) == expected
+
+
+@pytest.mark.parametrize("queued", ["propose", "extend", "probe"])
+async def test_closing_a_sequence_ends_what_still_waits_in_a_queue(queued: str) -> None:
+    engine = engine_for(shared_model(), max_live_rows=1)
+    busy, sequence = await engine.open(PROMPT), await engine.open(PROMPT)
+    ahead = asyncio.ensure_future(propose(engine, busy, range(2), ENDLESS))
+    await asyncio.sleep(0)
+    work = {
+        "propose": lambda: propose(engine, sequence, range(2), ENDLESS),
+        "extend": lambda: engine.extend(sequence, [5]),
+        "probe": lambda: engine.probe(sequence, [[5], [6]]),
+    }[queued]
+    waiting = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    engine.close(sequence)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, timeout=30)
+    assert len(await ahead) == 2
+    engine.close(busy)
+    assert sum(engine.in_use.values()) == 0
+
+
+class Exits(Detector):
+    kind: ClassVar[str] = "exits"
+
+    def start(self) -> DetectorState:
+        return _Exits()
+
+
+class _Exits(DetectorState):
+    def update(self, event: TokenEvent) -> Verdict | None:
+        raise SystemExit(3)
+
+
+def test_a_detector_that_exits_ends_its_own_proposal_only() -> None:
+    """Not the driver of the engine, whose other callers would wait for ever."""
+
+    async def run() -> None:
+        engine = engine_for(shared_model())
+        one, two = await engine.open(PROMPT), await engine.open(PROMPT)
+        sound = asyncio.ensure_future(propose(engine, two, range(3), ENDLESS))
+        with pytest.raises(SystemExit):
+            await propose(engine, one, range(3), ENDLESS, [Exits()])
+        assert len(await sound) == 3
+        engine.close(one)
+        engine.close(two)
+        assert sum(engine.in_use.values()) == 0
+
+    asyncio.run(run())
 
 
 async def test_a_broken_detector_fails_its_own_proposal_only() -> None:

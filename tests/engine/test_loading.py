@@ -22,20 +22,23 @@ from transformers import (
     T5Config,
 )
 
+from kvrescue.engine import checkpoint as checkpoints
 from kvrescue.engine import loading
+from kvrescue.engine.checkpoint import resolve
+from kvrescue.engine.files import tensor_fault
 from kvrescue.engine.loading import (
     default_device,
     default_dtype,
     load_backbone,
     load_causal_lm,
     load_tokenizer,
-    resolve,
 )
 from kvrescue.errors import ConfigError, DependencyError, ModelLoadError
 from kvrescue.scorers.qwen_prm import QwenPRM, reward_head
 from tests.engine.checkpoints import HIDDEN, config, edit, save_lm, save_prm, two_layer_head
 
 CPU = torch.device("cpu")
+TINY = Path(loading.__file__).parents[1] / "presets" / "tiny"
 
 
 def load(folder: Path, max_context: int | None = None):
@@ -132,9 +135,11 @@ def test_a_hub_name_offline_fails_at_once(name: str) -> None:
 def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        monkeypatch.setattr(loading, "is_offline_mode", lambda: False)
-        monkeypatch.setattr(loading.urllib.request, "getproxies", dict)
+        for module in (checkpoints, loading):
+            address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+            monkeypatch.setattr(module, "ENDPOINT", address)
+            monkeypatch.setattr(module, "is_offline_mode", lambda: False)
+        monkeypatch.setattr(checkpoints.urllib.request, "getproxies", dict)
         start = time.monotonic()
         with pytest.raises(ModelLoadError) as caught:
             load_tokenizer(resolve("nobody/no-such-model"))
@@ -174,10 +179,35 @@ def test_no_config(folder: Path) -> None:
     told(caught.value, str(folder), "holds no config.json")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"model_type": "no_such_type"}'])
-def test_a_broken_config(folder: Path, text: str) -> None:
+AGAIN = "download or copy it again"
+RAW = ("Expecting", "Error while", "deserializing", "JSONDecode", "EOF", "Unrecognized", "variant")
+"""What json, safetensors, tokenizers and transformers say by themselves."""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", (AGAIN, "damaged")),
+        ("{", (AGAIN, "damaged")),
+        ("[]", (AGAIN, "damaged")),
+        ("null", (AGAIN, "damaged")),
+        ("{}", (AGAIN, "names no model_type")),
+        ('{"model_type": 3}', (AGAIN, "names no model_type")),
+        ('{"model_type": "no_such_type"}', ("no_such_type", "use a Qwen2")),
+    ],
+)
+def test_a_broken_config(folder: Path, text: str, words: tuple[str, ...]) -> None:
     (folder / "config.json").write_text(text)
-    refused(folder)
+    message = refused(folder, *words)
+    if AGAIN in words:
+        assert str(folder / "config.json") in message
+        assert not any(raw in message for raw in RAW)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_settings_that_are_no_text(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"\xff\xfe\x00")
+    refused(folder, str(folder / name), "damaged", AGAIN)
 
 
 def test_a_config_that_contradicts_itself(folder: Path) -> None:
@@ -195,21 +225,22 @@ def test_a_config_that_contradicts_itself(folder: Path) -> None:
 
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(folder)
+    refused(folder, "no weights", "model.safetensors", "model.safetensors.index.json")
 
 
 def test_only_pickled_weights(folder: Path) -> None:
     """Pickles run code when they are read."""
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
-    refused(folder, "safetensors")
+    refused(folder, "pytorch_model.bin is pickled", "safe_serialization=True")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, -1000])
 def test_truncated_weights(folder: Path, keep: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    refused(folder)
+    message = refused(folder, str(file), "damaged", AGAIN)
+    assert not any(raw in message for raw in RAW)
 
 
 def test_corrupted_weights(folder: Path) -> None:
@@ -217,9 +248,13 @@ def test_corrupted_weights(folder: Path) -> None:
     data = bytearray(file.read_bytes())
     data[:64] = b"\xff" * 64
     file.write_bytes(bytes(data))
-    refused(folder)
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n")
-    refused(folder)
+    refused(folder, str(file), "damaged", AGAIN)
+    header = b"not json at all"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    refused(folder, str(file), "its header cannot be read", AGAIN)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 99\n")
+        refused(folder, str(folder / name), "git lfs pull")
 
 
 def test_missing_weights_are_never_made_up(folder: Path) -> None:
@@ -241,8 +276,25 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path, max_shard_size="40KB")
-    sorted(tmp_path.glob("*.safetensors"))[1].unlink()
-    refused(tmp_path)
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    refused(tmp_path, str(shard), f"{len(whole) - 1} bytes instead of {len(whole)}", AGAIN)
+    shard.unlink()
+    refused(tmp_path, str(shard), "is missing", "index.json names it", AGAIN)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_a_broken_index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(text)
+    refused(folder, str(index), AGAIN)
+
+
+def test_the_check_of_tensors_agrees_with_the_library(folder: Path) -> None:
+    for file in [*folder.glob("*.safetensors"), *TINY.glob("*/*.safetensors")]:
+        assert tensor_fault(file) is None
 
 
 # -- tokenizers ---------------------------------------------------------------------------------
@@ -253,15 +305,57 @@ def test_a_broken_tokenizer(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ModelLoadError) as caught:
         load_tokenizer(resolve(str(folder)))
-    told(caught.value, str(folder))
+    message = told(caught.value, str(folder / "tokenizer.json"), "damaged", AGAIN)
+    assert not any(raw in message for raw in RAW)
 
 
-def test_no_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
+def test_broken_settings_of_a_tokenizer(folder: Path, name: str) -> None:
+    (folder / name).write_text("{")
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    told(caught.value, str(folder / name), "damaged", AGAIN)
+
+
+@pytest.mark.parametrize("gone", [("tokenizer.json",), ("tokenizer.json", "tokenizer_config.json")])
+def test_no_tokenizer(folder: Path, gone: tuple[str, ...]) -> None:
+    for name in gone:
         (folder / name).unlink()
     with pytest.raises(ModelLoadError) as caught:
         load_tokenizer(resolve(str(folder)))
-    told(caught.value, str(folder))
+    message = told(caught.value, f"{folder} has no tokenizer", "tokenizer.json", "save_pretrained")
+    assert "decoder" not in message
+
+
+def test_no_tokenizer_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no folder to look into, and transformers makes up an empty tokenizer."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    monkeypatch.setattr(loading.files, "tokenizer_missing", lambda _: None)
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    assert "decoder" not in told(caught.value, str(folder), "has no tokenizer")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_file_that_is_none(folder: Path, name: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / name).write_bytes(b"\x00\xff nothing")
+    with pytest.raises(ModelLoadError) as caught:
+        load_tokenizer(resolve(str(folder)))
+    message = told(caught.value, str(folder), "download")
+    assert "decoder" not in message
+
+
+def test_a_long_text_is_no_reason_for_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine refuses what is too long, in its own words; transformers would warn before."""
+    data = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 8}
+    (folder / "tokenizer_config.json").write_text(json.dumps(data))
+    tokenizer, _ = load_tokenizer(resolve(str(folder)))
+    tokenizer.encode("many words " * 20)
+    assert "longer than" not in capsys.readouterr().err + caplog.text
 
 
 def test_a_tokenizer_that_is_not_fast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,9 +548,15 @@ def test_a_prm_with_missing_or_wrong_body(tmp_path: Path) -> None:
 
 def test_a_prm_without_weights(tmp_path: Path) -> None:
     save_prm(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ModelLoadError) as caught:
         backbone(tmp_path)
+    told(caught.value, str(file), "damaged", AGAIN)
+    file.unlink()
+    with pytest.raises(ModelLoadError) as caught:
+        backbone(tmp_path)
+    told(caught.value, str(tmp_path), "no weights")
 
 
 def test_the_tokenizer_needs_the_step_tag(tmp_path: Path) -> None:

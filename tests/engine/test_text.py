@@ -165,18 +165,24 @@ def test_what_only_looks_like_a_blank_line_is_no_separator(text: str) -> None:
 
 
 @given(data=st.data(), separator=st.sampled_from(["\n\n", "\n\n\n", "</step>"]))
-def test_a_separator_that_straddles_a_cut_step_is_found(
+def test_a_separator_that_straddles_a_cut_step_ends_that_step_only(
     data: st.DataObject, separator: str
 ) -> None:
-    """A step that a limit cut just before or inside the separator."""
-    inside = data.draw(st.integers(0, len(separator) - 1))
+    """A limit cut a step inside its separator: the next one goes on to a separator of its own."""
+    inside = data.draw(st.integers(1, len(separator) - 1))
     head = data.draw(st.text("ab ", max_size=6)) + separator[:inside]
-    rest = separator[inside:] + "tail"
-    parts = split_bytes(data, rest)
+    own = separator[inside:] + data.draw(st.text("ab ", min_size=1, max_size=6))
+    parts = split_bytes(data, own + separator + "rest")
     count, got = run(parts, separator, carry=head)
     assert count is not None
-    assert got.startswith(separator[inside:])
-    assert sum(map(len, parts[: count - 1])) < len(separator) - inside
+    assert got.startswith(own + separator)
+    assert sum(map(len, parts[: count - 1])) < len(own + separator)
+
+
+def test_the_newline_that_a_limit_cut_off_does_not_make_a_blank_step() -> None:
+    assert run([b"\n", b"next", b"\n\n"], carry="cut\n") == (3, "\nnext\n\n")
+    assert run([b"\nnext", b".\n", b"\n"], carry="cut\n") == (3, "\nnext.\n\n")
+    assert run([b"\n\n", b"\n"], carry="cut\n") == (2, "\n\n\n")  # its own, after the cut one
 
 
 @pytest.mark.parametrize("carry", ["a.\n\n", "\n\n", ""])

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kvrescue.config import load_config
-from kvrescue.errors import ConfigError, KVRescueError
-from kvrescue.evaluation.demo import DemoPlan, DemoReport, run_demo
+from kvrescue.errors import ConfigError, KVRescueError, PolicyError
+from kvrescue.evaluation.bill import bills
+from kvrescue.evaluation.demo import DemoPlan, DemoReport, Row, Setting, run_demo
 from kvrescue.evaluation.demo_data import as_data, first_wrong_step
-from kvrescue.evaluation.methods import compose, evictor_of
+from kvrescue.evaluation.jobs import Job, run_bundle
+from kvrescue.evaluation.methods import Method, compose, evictor_of
+from kvrescue.parts import Parts
 from kvrescue.types import SEPARATOR
+from tests.cli.parts import CONFIG
 
 ORACLE = str(Path(__file__).parents[1] / "cli" / "oracle.py")
 OVERRIDES = (f"plugins=[{ORACLE}]", "scorer={kind: bill_oracle}")
+
+
+def view(report: DemoReport) -> str:
+    from rich.console import Console
+
+    from kvrescue.cli.demo_view import show_report
+
+    console = Console(record=True, width=120, file=StringIO())
+    show_report(console, report)
+    return console.export_text()
 
 
 class TestMethods:
@@ -119,16 +137,74 @@ class TestReport:
         assert told == sorted(told)
 
     def test_view(self, report: DemoReport) -> None:
-        from rich.console import Console
-
-        from kvrescue.cli.demo_view import show_report
-
-        console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
-        with console.file:
-            show_report(console, report)
-        text = console.export_text()
+        text = view(report)
         for shown in ("KV-Rescue, 2 + 2", "Recovery", "Over budgets, N = 1", "helper, best of 4"):
             assert shown in text
+
+
+def setting(full: int, evicted: int, rescued: int, problems: int) -> Setting:
+    correct = {"full_kv": full, "helper": 0, "best_of_n": evicted, "kv_rescue": rescued}
+    rows = tuple(
+        Row(method, 1, (True,) * right + (False,) * (problems - right), 1.0, 1.0, 0, None)  # type: ignore[arg-type]
+        for method, right in correct.items()
+    )
+    return Setting(16, 12, 1, rows)
+
+
+class TestLittleToRecover:
+    @pytest.mark.parametrize(
+        ("full", "evicted", "problems", "shown"),
+        [
+            (97, 93, 100, False),
+            (97, 88, 100, False),
+            (97, 87, 100, True),  # exactly 10 points, however 0.97 - 0.87 is rounded
+            (97, 0, 100, True),
+            (60, 60, 100, False),
+            (50, 60, 100, False),
+            (3, 2, 10, True),
+            (3, 2, 11, False),
+        ],
+    )
+    def test_less_than_ten_points(
+        self, full: int, evicted: int, problems: int, shown: bool
+    ) -> None:
+        found = setting(full, evicted, problems, problems)
+        expected = (problems - evicted) / (full - evicted) if shown else None
+        assert found.recovery == (pytest.approx(expected) if shown else None)
+        if not shown:
+            assert found.recovery_interval is None
+
+    def test_in_table_and_json(self, report: DemoReport) -> None:
+        near = setting(97, 93, 99, 100)
+        changed = replace(report, sweep=(report.settings[0], near))
+        assert as_data(changed)["sweep"][1]["recovery"] is None
+        assert as_data(changed)["sweep"][1]["recovery_ci"] is None
+        assert as_data(changed)["recovery"] == as_data(report)["recovery"] is not None
+        last = [line for line in view(changed).splitlines() if line.startswith("│     16")][-1]
+        assert last.split("│")[5].strip() == "-"
+        text = " ".join(view(changed).split())
+        assert "- where full KV and evicted are less than 10 points apart" in text
+        headline = replace(report, settings=(near, near), helper_only=report.helper_only[:1] * 2)
+        headline = replace(headline, helper_only=tuple(replace(r, n=2) for r in report.helper_only))
+        assert "Recovery: - (full KV and evicted are less than 10" in view(headline)
+
+
+def test_a_job_that_fails_ends_those_beside_it() -> None:
+    """Threads cannot be interrupted: whoever waits for them must end their work first."""
+    config = load_config(yaml.safe_load(CONFIG))
+    bill = ((0, bills("test", 0, 1)[0]),)
+
+    def job(method: Method, name: str, **options: Any) -> Job:
+        data = config.model_dump(mode="json")
+        data["proposers"][name]["policy"] |= options
+        return Job(data, method, 1, 0, bill)
+
+    endless = job("helper", "helper", delay=0.05, eos=0.0, words=["step\n\n"])
+    broken = job("best_of_n", "base", broken=True)
+    started = time.monotonic()
+    with pytest.raises(PolicyError, match="on fire"):
+        run_bundle([broken, endless], Parts())
+    assert time.monotonic() - started < 20  # alone, the endless one takes a minute
 
 
 def test_a_worker_that_fails_says_why() -> None:

@@ -213,12 +213,12 @@ def test_nothing_before_the_window_is_an_error_for_score_only(
     ("options", "message"),
     [
         ({"kernel_size": 6}, "kernel_size 6 is even.*use 5 or 7"),
-        ({"kernel_size": 0}, "greater than or equal to 1"),
-        ({"lam": 1.5}, "less than or equal to 1"),
+        ({"kernel_size": 0}, "a whole number of at least 1"),
+        ({"lam": 1.5}, "a number from 0 to 1"),
         ({"lam": float("nan")}, "lam"),
-        ({"similarity_threshold": -0.1}, "greater than or equal to 0"),
+        ({"similarity_threshold": -0.1}, "a number from 0 to 1"),
         ({"budget": 0}, "greater than 0"),
-        ({"lambda": 0.1}, "Extra inputs"),
+        ({"lambda": 0.1}, "unknown field 'lambda'; did you mean 'lam'"),
     ],
 )
 def test_wrong_options_are_validation_errors(options: dict[str, float], message: str) -> None:

@@ -13,7 +13,8 @@ from kvrescue.engine.text import TokenText
 from kvrescue.errors import ConfigError, InputError, ScorerError
 from kvrescue.evictors import RKV
 from kvrescue.policies.torch import TorchPolicy
-from kvrescue.scorers.likelihood import LikelihoodScorer, LikelihoodSpec
+from kvrescue.scorers import LikelihoodSpec
+from kvrescue.scorers.likelihood import LikelihoodScorer
 from kvrescue.types import Question
 from tests.engine.checkpoints import HIDDEN, config, edit, save_lm
 from tests.engine.tokenizers import sentencepiece

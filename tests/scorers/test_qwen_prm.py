@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
-from kvrescue.scorers.qwen_prm import QwenPRM, QwenPRMSpec
+from kvrescue.scorers import QwenPRMSpec
+from kvrescue.scorers.qwen_prm import QwenPRM
 from tests.engine.checkpoints import HIDDEN, edit, save_prm
 from tests.scorers.helpers import QUESTION, Trajectory, candidate, direct_scores, pool
 
@@ -147,8 +148,9 @@ def test_any_history_scores_as_from_scratch(
     """Steps that were scored, steps that never were, several at once: the state is the text's."""
     texts = st.sampled_from([*STEPS, *OTHERS, "x", "", "\n\n", " \n"])
 
+    t = Trajectory()
+
     async def play() -> None:
-        t = Trajectory()
         for _ in range(data.draw(st.integers(1, 3))):
             shown = data.draw(st.lists(texts, min_size=1, max_size=4))
             scores = await prm.score(t.context, pool(*shown))
@@ -158,10 +160,15 @@ def test_any_history_scores_as_from_scratch(
                 assert score == pytest.approx(direct_scores(folder, ids, at[-1:])[0], abs=1e-5)
             for text in data.draw(st.lists(st.one_of(texts, st.sampled_from(shown)), max_size=2)):
                 t.commit(candidate(text))
-        await prm.release(t.context)
-        assert sum(prm.engine.in_use.values()) == 0
 
-    asyncio.run(play())
+    async def play_and_release() -> None:
+        try:
+            await play()
+        finally:  # hypothesis may give an example up in the middle
+            await prm.release(t.context)
+
+    asyncio.run(play_and_release())
+    assert sum(prm.engine.in_use.values()) == 0
 
 
 async def test_trl_style_single_layer(tmp_path: Path) -> None:

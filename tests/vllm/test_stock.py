@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvrescue.engine.loading import resolve
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.export import model_folder
 from tests.vllm.parts import BASE, HELPER, SMOLLM, decode, questions, vllm_policy

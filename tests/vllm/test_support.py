@@ -12,10 +12,11 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from kvrescue.engine.loading import resolve
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors import H2O, RKV, NoEviction
 from kvrescue.evictors.base import Evictor, KVSlice
+from kvrescue.policies.specs import VLLMPolicySpec, with_interval
 from kvrescue.policies.vllm import support
 from kvrescue.policies.vllm.attention import (
     LAYOUTS,
@@ -25,7 +26,7 @@ from kvrescue.policies.vllm.attention import (
     capture,
 )
 from kvrescue.policies.vllm.options import evictor_of, pack
-from kvrescue.policies.vllm.policy import VLLMPolicy, VLLMPolicySpec, with_interval
+from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.policies.vllm.selftest import find_layout
 from kvrescue.policies.vllm.start import engine_config
 from tests.vllm.parts import BASE, vllm_policy

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvrescue.engine import gguf
-from kvrescue.engine.loading import Checkpoint
+from kvrescue.engine.checkpoint import Checkpoint
 
 __all__ = ["model_folder"]
 

@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from pydantic import Field, field_validator
 from transformers import AutoConfig, GenerationConfig
 
 from kvrescue.detectors.base import Source
-from kvrescue.engine.loading import Checkpoint, DType, context_limit, load_tokenizer, resolve
-from kvrescue.engine.prompt import Template, render_prompt
+from kvrescue.engine.checkpoint import Checkpoint, resolve
+from kvrescue.engine.choices import DType, Template
+from kvrescue.engine.loading import context_limit, load_tokenizer
+from kvrescue.engine.prompt import render_prompt
 from kvrescue.errors import InputError
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.base import Policy, PolicySpec
+from kvrescue.policies.base import Policy
+from kvrescue.policies.specs import with_interval
 from kvrescue.policies.torch import TorchView, eos_ids
 from kvrescue.policies.vllm.support import check_evictor, require_vllm
-from kvrescue.registry import EvictorField
 from kvrescue.types import Question
 
-__all__ = ["VLLMPolicy", "VLLMPolicySpec", "VLLMView"]
-
-INTERVAL = 16
-"""Tokens between evictions where the evictor does not say."""
-
-
-def with_interval(evictor: Evictor) -> Evictor:
-    """The evictor, with this backend's interval where none was given."""
-    if "interval" in evictor.model_fields_set or not evictor.bounded:
-        return evictor
-    return evictor.model_copy(update={"interval": INTERVAL})
-
-
-class VLLMPolicySpec(PolicySpec):
-    """`kind: vllm` in a configuration; the fields are `VLLMPolicy`'s arguments."""
-
-    kind: ClassVar[str] = "vllm"
-
-    model: str = Field(min_length=1)
-    """Folder, hub name, `tiny/base`, `tiny/helper`, `gguf:PACKAGE` or a .gguf file."""
-    evictor: EvictorField = None
-    """None: full context, with vLLM's prefix caching."""
-    system: str | None = None
-    """System message of the chat template."""
-    template: Template = "chat"
-    max_context: int | None = Field(default=None, ge=2)
-    """Tokens of prompt and steps; None: the model's limit, at most 4096."""
-    max_live_rows: int = Field(default=128, ge=1)
-    """Requests that decode at once; more wait."""
-    candidates: int = Field(default=8, ge=1)
-    """Candidates per problem that blocks are promised for when it opens."""
-    kv_cache_bytes: int | None = Field(default=None, ge=1)
-    """Memory of the KV cache; None: 1 GiB on the CPU, vLLM's share on CUDA."""
-    dtype: DType = "auto"
-    """auto: bfloat16 on CUDA, float32 on the CPU."""
-    options: Mapping[str, Any] = Field(default_factory=dict)
-    """Further fields of vLLM's EngineArgs, such as tensor_parallel_size."""
-
-    @field_validator("evictor")
-    @classmethod
-    def _interval(cls, evictor: Evictor | None) -> Evictor | None:
-        """Made explicit here, so that a resolved configuration says what runs."""
-        return None if evictor is None else with_interval(evictor)
-
-    def build(self) -> VLLMPolicy:
-        return VLLMPolicy(**{name: getattr(self, name) for name in type(self).model_fields})
+__all__ = ["VLLMPolicy", "VLLMView"]
 
 
 class VLLMPolicy(Policy):

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from kvrescue.engine.loading import Checkpoint
+from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.errors import ConfigError, KVRescueError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.export import model_folder
