@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 __all__ = [
+    "COMPONENT_FAILURES",
     "AuditError",
     "CapacityError",
     "ConfigError",
@@ -27,6 +28,10 @@ __all__ = [
     "UnknownNameError",
     "nearest",
 ]
+
+
+COMPONENT_FAILURES: Final = (Exception, SystemExit, KeyboardInterrupt)
+"""What a component may raise that must reach its caller, and nobody else who shares the loop."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

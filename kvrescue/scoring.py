@@ -9,6 +9,7 @@ from typing import SupportsFloat
 
 from kvrescue.errors import KVRescueError, ScorerError
 from kvrescue.scorers.base import Scorer
+from kvrescue.tasks import asked_to_stop
 from kvrescue.types import Candidate, Context, Degradation
 
 __all__ = ["distinct", "fault_of_score", "score_pool", "typed_error"]
@@ -73,8 +74,7 @@ async def _asked(
     try:
         return await scorer.score(context, candidates)
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if asked_to_stop():
             raise
         raise ScorerError("the scorer gave up (CancelledError), nobody asked it to") from error
 

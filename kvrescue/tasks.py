@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["gather", "uninterrupted"]
+__all__ = ["asked_to_stop", "gather", "uninterrupted"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,13 @@ async def gather(
         error = _failure(task)
         results[name] = error if isinstance(error, Exception) else task.result()
     return results
+
+
+def asked_to_stop() -> bool:
+    """Whether the running task was cancelled by somebody; else a CancelledError comes from within
+    and means that a component gave up."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:

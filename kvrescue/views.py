@@ -20,7 +20,7 @@ from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.rules import check_candidates
 from kvrescue.seeding import candidate_seed
-from kvrescue.tasks import gather, uninterrupted
+from kvrescue.tasks import asked_to_stop, gather, uninterrupted
 from kvrescue.types import CacheStats, Candidate, Degradation, Question
 
 __all__ = ["Proposer", "Views"]
@@ -243,8 +243,7 @@ async def _typed_errors(doing: str, name: str, action: Callable[[str], Awaitable
     try:
         return await action(name)
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if asked_to_stop():
             raise
         raise _typed(doing, name, error) from error  # the policy gave up, nobody asked it to
     except Exception as error:

@@ -23,7 +23,8 @@ from kvrescue.engine.parked import ParkedRows
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import Draft, Extension, Group, ParkedSequence, Probe
 from kvrescue.engine.text import TokenText
-from kvrescue.errors import AuditError, PolicyError
+from kvrescue.errors import COMPONENT_FAILURES, PolicyError
+from kvrescue.evictors.audit import check_fired
 from kvrescue.evictors.base import Evictor
 from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, StopReason
@@ -149,13 +150,8 @@ class Engine:
         sequence.forks.clear()
         self._open.discard(sequence)
         self.parked.free(sequence.row)
-        if audit and self.evictor and stats.bound is not None and stats.evictions == 0:
-            due = stats.bound + self.evictor.interval
-            if stats.logical_length >= due:
-                raise AuditError(
-                    f"evictor {self.evictor.kind!r} (bound {stats.bound}) never fired on a "
-                    f"sequence of {stats.logical_length} tokens: the run was full-KV in disguise"
-                )
+        if audit:
+            check_fired(self.evictor, stats)
 
     def stats(self, sequence: ParkedSequence) -> CacheStats:
         """Audit of a sequence's own state."""
@@ -214,7 +210,7 @@ class Engine:
         while self._has_work():
             try:
                 self.tick()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
+            except COMPONENT_FAILURES as error:
                 self._fail_everything(error)
             await asyncio.sleep(0)
 

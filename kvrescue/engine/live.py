@@ -14,6 +14,7 @@ from kvrescue.engine.parked import ParkedRows
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sampler import entropy, sample
 from kvrescue.engine.sequence import Draft, Group, HeldFork
+from kvrescue.errors import COMPONENT_FAILURES
 from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason
 
@@ -123,7 +124,7 @@ class LiveRows:
     def _ends(draft: Draft, token: int, h: float) -> bool:
         try:
             return draft.push(token, h) is not None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except COMPONENT_FAILURES as error:
             # A detector's failure belongs to its proposal alone.
             draft.group.done.set_exception(error)
             return True

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
-from kvrescue.errors import NonFiniteLogitsError
+from kvrescue.errors import COMPONENT_FAILURES, NonFiniteLogitsError
 from kvrescue.evictors.base import Evictor
 
 __all__ = ["Runner", "failing"]
@@ -86,7 +86,7 @@ def failing(futures: Iterable[asyncio.Future[Any]]) -> Iterator[None]:
     waiting = list(futures)
     try:
         yield
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except COMPONENT_FAILURES as error:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from kvrescue.detectors.bank import DetectorBank
-from kvrescue.detectors.base import Detector, TokenEvent
+from kvrescue.detectors.base import Detector
+from kvrescue.engine.candidate import GrowingCandidate
 from kvrescue.engine.sampler import uniforms
 from kvrescue.engine.slots import KVBlock
-from kvrescue.engine.text import StepText, TokenText
+from kvrescue.engine.text import TokenText
 from kvrescue.sampling import Sampling
-from kvrescue.types import StopReason, Verdict
+from kvrescue.types import StopReason
 
 __all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe", "right_pad"]
 
@@ -92,8 +92,8 @@ class Probe:
     done: asyncio.Future[list[Tensor]]
 
 
-class Draft:
-    """A candidate being decoded."""
+class Draft(GrowingCandidate):
+    """A candidate in a live row."""
 
     def __init__(
         self,
@@ -104,41 +104,22 @@ class Draft:
         eos: frozenset[int],
         carry: str,
     ) -> None:
+        super().__init__(
+            index,
+            seed,
+            pieces=pieces,
+            eos=eos,
+            separator=group.sampling.separator,
+            carry=carry,
+            detectors=group.detectors,
+            cap=group.cap,
+            cap_reason=group.cap_reason,
+        )
         self.group = group
-        self.index = index
-        self.seed = seed
         self.uniform = uniforms(seed, group.cap)
-        self.token_ids: list[int] = []
-        self.entropies: list[float] = []
-        self.text = StepText(pieces, group.sampling.separator, carry)
-        self.bank = DetectorBank(group.detectors)
-        self.verdict: Verdict | None = None
-        self.stop: StopReason | None = None
         self.audit = group.sequence.audit.copy()
         self.fork_length = 0
         self.evicted = False
-        self._eos = eos
-
-    def push(self, token_id: int, entropy: float) -> StopReason | None:
-        """Append a sampled token; detectors read it before any other reason to stop.
-
-        A token that completes the step is screened, too: a loop may end in a separator.
-        """
-        self.token_ids.append(token_id)
-        self.entropies.append(entropy)
-        is_eos = token_id in self._eos
-        new, boundary = ("", False) if is_eos else self.text.push(token_id)
-        if not is_eos:
-            self.verdict = self.bank.update(TokenEvent(token_id, new, entropy))
-        if self.verdict is not None:
-            self.stop = StopReason.ABORTED
-        elif is_eos:
-            self.stop = StopReason.EOS
-        elif boundary:
-            self.stop = StopReason.SEPARATOR
-        elif len(self.token_ids) >= self.group.cap:
-            self.stop = self.group.cap_reason
-        return self.stop
 
 
 @dataclass(eq=False, slots=True)

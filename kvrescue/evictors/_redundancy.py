@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvrescue.evictors._tensors import rows_at
+
 __all__ = ["EPSILON", "Matches", "last_matches", "redundancy"]
 
 EPSILON = 1e-8
@@ -139,16 +141,13 @@ class Matches:
         most = int(counts.max())
         if most == 0:
             return
-        pairs, length, dim = self.unit.shape
-        device = self.unit.device
+        length = self.unit.shape[1]
         rows = pending_rows(pending, most)
-        flat = (rows + torch.arange(0, pairs * length, length, device=device)[:, None]).flatten()
-        chosen = self.unit.reshape(-1, dim).index_select(0, flat).view(pairs, most, dim)
-        similar = torch.bmm(chosen, self.unit.mT)
+        similar = torch.bmm(rows_at(self.unit, rows), self.unit.mT)
         similar.scatter_(2, rows.unsqueeze(2), 0.0)
         entry, value = last_above(similar, self.threshold)
         # Rows beyond a pair's count are settled ones (row 0 again): they must not be written.
-        real = torch.arange(most, device=device) < counts[:, None]
+        real = torch.arange(most, device=rows.device) < counts[:, None]
         rows = torch.where(real, rows, length)  # one spare column takes what is not real
         for name, found in (("entry", entry), ("similarity", value)):
             wide = torch.nn.functional.pad(getattr(self, name), (0, 1))

@@ -92,7 +92,7 @@ class RKVTracker(ScoreTracker):
         self._observe(cache, products[:, 1 + new :].view(pairs, group, observed, length))
 
         scored = order[:, :past]
-        seen = _rows_of(state["seen"], scored).mT.contiguous()
+        seen = ops.rows_at(state["seen"], scored).mT.contiguous()
         seen = ops.pool(torch.softmax(seen, dim=-1).mean(1), self.kernel_size, "max")
         out = keys.new_zeros(pairs, length)
         out[:, :past] = seen.mul_(self.lam).sub_(again.gather(1, scored), alpha=1.0 - self.lam)
@@ -166,7 +166,7 @@ def _search(
     rows = pending_rows(pending[heads], most)
     inverse, order, keys = state["inverse"][heads], order[heads], keys[heads]
     unit = keys * inverse.unsqueeze(2)
-    similar = torch.bmm(_rows_of(unit, rows), unit.mT)
+    similar = torch.bmm(ops.rows_at(unit, rows), unit.mT)
     similar.scatter_(2, rows.unsqueeze(2), 0.0)
     similar = similar.gather(2, order.unsqueeze(1).expand(-1, most, -1))
     rank, value = last_above(similar, threshold)
@@ -187,16 +187,3 @@ def _of_pairs(cache: TrackedCache) -> Tensor:
     rows, q_heads, observed, dim = cache.queries.shape
     heads = cache.keys.shape[1]
     return cache.queries.reshape(rows * heads, q_heads // heads, observed, dim)
-
-
-def _rows_of(values: Tensor, index: Tensor) -> Tensor:
-    """[pairs, n, dim], [pairs, m] -> [pairs, m, dim]; whole vectors are copied, not numbers."""
-    pairs, _, dim = values.shape
-    if values.stride(2) != 1 or values.stride(0) % dim or values.stride(1) != dim:
-        values = values.contiguous()
-    step = values.stride(0) // dim
-    flat = (index + step * torch.arange(pairs, device=index.device)[:, None]).flatten()
-    whole = values.as_strided(
-        ((pairs - 1) * step + values.shape[1], dim), (dim, 1), values.storage_offset()
-    )
-    return whole.index_select(0, flat).view(pairs, -1, dim)

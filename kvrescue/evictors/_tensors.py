@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool1d
 from kvrescue.errors import EvictorError
 from kvrescue.evictors.base import KVSlice
 
-__all__ = ["chunks", "importance", "past_length", "pool", "score_rows"]
+__all__ = ["chunks", "importance", "past_length", "pool", "rows_at", "score_rows"]
 
 _CHUNK_BYTES = {"cpu": 2 << 20}
 _CHUNK_BYTES_ACCELERATOR = 256 << 20
@@ -112,6 +112,17 @@ def _unseen(
         return torch.arange(width, device=device) > (length - 1 - back)
     newest = positions[:, None, None, -1:]
     return positions[:, None, None, :width] > newest - back
+
+
+def rows_at(values: Tensor, index: Tensor) -> Tensor:
+    """[pairs, n, dim], [pairs, m] -> [pairs, m, dim]; whole vectors are copied, not numbers."""
+    pairs, length, dim = values.shape
+    if values.stride(2) != 1 or values.stride(0) % dim or values.stride(1) != dim:
+        values = values.contiguous()
+    step = values.stride(0) // dim
+    flat = (index + step * torch.arange(pairs, device=index.device)[:, None]).flatten()
+    whole = values.as_strided(((pairs - 1) * step + length, dim), (dim, 1), values.storage_offset())
+    return whole.index_select(0, flat).view(pairs, -1, dim)
 
 
 def pool(values: Tensor, kernel_size: int, mode: Literal["max", "avg"]) -> Tensor:

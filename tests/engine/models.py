@@ -17,7 +17,9 @@ from transformers import (
 
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.engine import Engine
+from kvrescue.engine.slots import KVShape
 from kvrescue.evictors.base import Evictor
+from kvrescue.evictors.tracking import ScoreTracker
 
 VOCAB = 61
 EOS = 60
@@ -52,6 +54,23 @@ class Alphabet:
 
     def __getitem__(self, token_id: int) -> bytes:
         return {1: b"\n\n", 2: b"\n", EOS: b""}.get(token_id, bytes([97 + token_id % 26]))
+
+
+def shape_for(
+    evictor: Evictor, tracker: ScoreTracker | None, layers: int, kv_heads: int, group: int, dim: int
+) -> KVShape:
+    """Geometry of a store without a model."""
+    return KVShape(
+        layers=layers,
+        q_heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        observation=evictor.observation,
+        entry_state=tracker.entry_state(dim) if tracker else {},
+        head_state=tracker.head_state(dim) if tracker else {},
+    )
 
 
 def random_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrescue.detectors.base import Detector, DetectorState, TokenEvent
 from kvrescue.engine.engine import Engine
 from kvrescue.errors import NonFiniteLogitsError, PolicyError
 from kvrescue.evictors import RKV, NoEviction
 from kvrescue.policies.base import Sampling
-from kvrescue.types import StopReason, Verdict
+from kvrescue.types import StopReason
+from tests.engine.firing import Exits, FiresAt
 from tests.engine.models import VOCAB, engine_for, random_model, shared_model
 
 SAMPLING = Sampling(temperature=1.0, top_p=0.95, top_k=20, max_step_tokens=16)
 ENDLESS = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=16, separator="\x00")
 ONE_MORE = ENDLESS.model_copy(update={"max_step_tokens": 1})
 PROMPT = [5, 9, 13, 4, 22, 31]
-
-
-class FiresAt(Detector):
-    kind: ClassVar[str] = "fires_at"
-    position: int
-    fail: bool = False
-
-    def start(self) -> DetectorState:
-        return _FiresAt(self)
-
-
-class _FiresAt(DetectorState):
-    def __init__(self, options: FiresAt) -> None:
-        self.options, self.seen = options, 0
-
-    def update(self, event: TokenEvent) -> Verdict | None:
-        self.seen += 1
-        if self.seen < self.options.position:
-            return None
-        if self.options.fail:
-            raise ZeroDivisionError("a broken detector")
-        return Verdict("fires_at", "test", self.seen, 1.0, 0.5)
 
 
 async def propose(engine: Engine, sequence, seeds, sampling=SAMPLING, detectors=()):
@@ -237,18 +214,6 @@ async def test_closing_a_sequence_ends_what_still_waits_in_a_queue(queued: str) 
     assert len(await ahead) == 2
     engine.close(busy)
     assert sum(engine.in_use.values()) == 0
-
-
-class Exits(Detector):
-    kind: ClassVar[str] = "exits"
-
-    def start(self) -> DetectorState:
-        return _Exits()
-
-
-class _Exits(DetectorState):
-    def update(self, event: TokenEvent) -> Verdict | None:
-        raise SystemExit(3)
 
 
 def test_a_detector_that_exits_ends_its_own_proposal_only() -> None:

@@ -21,26 +21,12 @@ from torch import Tensor
 
 from kvrescue.engine.adapter import ForwardBatch
 from kvrescue.engine.eviction import Eviction
-from kvrescue.engine.slots import KVBlock, KVShape, SlotStore
+from kvrescue.engine.slots import KVBlock, SlotStore
 from kvrescue.evictors import RKV, Evictor, RandomEviction
 from kvrescue.evictors.base import KVSlice
+from tests.engine.models import shape_for
 
 LAYERS, HEADS, GROUP, DIM, RING = 2, 2, 2, 4, 3
-
-
-def shape(eviction: Eviction) -> KVShape:
-    tracker = eviction.tracker
-    return KVShape(
-        layers=LAYERS,
-        q_heads=HEADS * GROUP,
-        kv_heads=HEADS,
-        head_dim=DIM,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        observation=RING,
-        entry_state=tracker.entry_state(DIM) if tracker else {},
-        head_state=tracker.head_state(DIM) if tracker else {},
-    )
 
 
 @dataclass
@@ -104,7 +90,8 @@ class SlotMachine(RuleBasedStateMachine):
         self.generator = torch.Generator().manual_seed(0)
         self.eviction = Eviction(self.evictor)
         capacity = self.evictor.bound + self.evictor.interval
-        self.store = SlotStore(shape(self.eviction), 1, capacity)
+        shape = shape_for(self.evictor, self.eviction.tracker, LAYERS, HEADS, GROUP, DIM)
+        self.store = SlotStore(shape, 1, capacity)
         self.models: dict[int, Model] = {}
         self.versions: dict[int, int] = {}
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kvrescue.engine.adapter import ForwardBatch
 from kvrescue.engine.eviction import Eviction
-from kvrescue.engine.slots import KVShape, SlotStore
+from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors import RKV, KVSlice
 from kvrescue.evictors._rkv_tracker import RKVTracker
 from kvrescue.evictors.tracking import ScoreTracker, TrackedCache
+from tests.engine.models import shape_for
 
 LAYERS, HEADS, GROUP, DIM = 2, 2, 3, 6
 
@@ -79,17 +80,7 @@ def test_tracked_scores_equal_scores_from_scratch(
     eviction = Eviction(evictor)
     tracker = eviction.tracker
     assert isinstance(tracker, Audit)
-    shape = KVShape(
-        layers=LAYERS,
-        q_heads=HEADS * GROUP,
-        kv_heads=HEADS,
-        head_dim=DIM,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        observation=evictor.observation,
-        entry_state=tracker.entry_state(DIM),
-        head_state=tracker.head_state(DIM),
-    )
+    shape = shape_for(evictor, tracker, LAYERS, HEADS, GROUP, DIM)
     tracker.store = store = SlotStore(shape, 1, evictor.bound + interval)
     store.prefix[0] = protected
     generator = torch.Generator().manual_seed(seed)

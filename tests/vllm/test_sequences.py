@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from kvrescue.detectors import EntropyDetector, GzipDetector, NgramDetector
 from kvrescue.detectors.bank import DetectorBank
-from kvrescue.detectors.base import Detector, DetectorState, TokenEvent
+from kvrescue.detectors.base import Detector, TokenEvent
 from kvrescue.errors import AuditError, CapacityError, NonFiniteLogitsError, PolicyError
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.policy import VLLMPolicy
-from kvrescue.types import Candidate, StopReason, Verdict
+from kvrescue.types import Candidate, StopReason
+from tests.engine.firing import Exits, FiresAt
 from tests.vllm.parts import (
     BASE,
     DRAWN,
@@ -28,28 +29,6 @@ from tests.vllm.parts import (
 
 EVICTOR = RKV(budget=32, window=16, observation=8, interval=4)
 ROOMY = RKV(budget=900, window=16, observation=8, interval=4)
-
-
-class FiresAt(Detector):
-    kind: ClassVar[str] = "fires_at"
-    position: int
-    fail: bool = False
-
-    def start(self) -> DetectorState:
-        return _FiresAt(self)
-
-
-class _FiresAt(DetectorState):
-    def __init__(self, options: FiresAt) -> None:
-        self.options, self.seen = options, 0
-
-    def update(self, event: TokenEvent) -> Verdict | None:
-        self.seen += 1
-        if self.seen < self.options.position:
-            return None
-        if self.options.fail:
-            raise ZeroDivisionError("a broken detector")
-        return Verdict("fires_at", "test", self.seen, 1.0, 0.5)
 
 
 @pytest.fixture(params=["evicted", "full"])
@@ -250,6 +229,22 @@ async def test_a_broken_detector_fails_its_proposal_alone(policy: VLLMPolicy) ->
     assert isinstance(good, list)
     await first.close()
     await second.close()
+    assert idle(policy)
+
+
+def test_a_detector_that_exits_fails_its_proposal_alone() -> None:
+    policy = vllm_policy(BASE, EVICTOR)
+
+    async def run() -> None:
+        first, second = [await policy.open(q, "base") for q in questions(2)]
+        good = asyncio.ensure_future(second.propose(2, step(20), (), [1, 2], 512))
+        with pytest.raises(SystemExit):
+            await first.propose(2, step(20), (Exits(),), [1, 2], 512)
+        assert len(await good) == 2
+        await first.close()
+        await second.close()
+
+    asyncio.run(run())
     assert idle(policy)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvrescue.policies.vllm.policy import VLLMPolicy, VLLMView
+    from kvrescue.policies.vllm.policy import VLLMPolicy
 
-__all__ = ["VLLMPolicy", "VLLMView"]
+__all__ = ["VLLMPolicy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 from kvrescue.detectors.base import Detector
 from kvrescue.engine.text import TokenText
-from kvrescue.errors import AuditError, CapacityError, PolicyError
+from kvrescue.errors import CapacityError, PolicyError
+from kvrescue.evictors.audit import check_fired
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.admission import Admission
 from kvrescue.policies.vllm.draft import VLLMDraft
@@ -191,13 +192,8 @@ class VLLMEngine:
         sequence.state = None
         if self.admission is not None:
             self.admission.give(self._unit(sequence) * (1 + sequence.width))
-        if audit and self.evictor and stats.bound is not None and stats.evictions == 0:
-            due = stats.bound + self.evictor.interval
-            if stats.logical_length >= due:
-                raise AuditError(
-                    f"evictor {self.evictor.kind!r} (bound {stats.bound}) never fired on a "
-                    f"sequence of {stats.logical_length} tokens: the run was full-KV in disguise"
-                )
+        if audit:
+            check_fired(self.evictor, stats)
 
     def stats(self, sequence: VLLMSequence) -> CacheStats:
         """Audit of a sequence's own state, as if its last token had been fed, too."""

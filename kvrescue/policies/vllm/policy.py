@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
 from kvrescue.detectors.base import Source
 from kvrescue.engine.checkpoint import Checkpoint, resolve
 from kvrescue.engine.choices import DType, Template
-from kvrescue.engine.loading import context_limit, load_tokenizer
-from kvrescue.engine.prompt import render_prompt
-from kvrescue.errors import InputError
+from kvrescue.engine.loading import context_limit
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.base import Policy
+from kvrescue.policies.local import LocalPolicy
 from kvrescue.policies.specs import with_interval
-from kvrescue.policies.torch import TorchView, eos_ids
 from kvrescue.policies.vllm.support import check_evictor, require_vllm
-from kvrescue.types import Question
 
-__all__ = ["VLLMPolicy", "VLLMView"]
+__all__ = ["VLLMPolicy"]
 
 
-class VLLMPolicy(Policy):
+class VLLMPolicy(LocalPolicy):
     """Proposes steps with a model that vLLM runs in this process.
 
     `evictor` None means full context: stock vLLM with prefix caching. An evictor whose `interval`
@@ -58,10 +54,7 @@ class VLLMPolicy(Policy):
             check_evictor(evictor)
             evictor = with_interval(evictor)
         checkpoint = resolve(model)
-        self.tokenizer, self.pieces = load_tokenizer(checkpoint)
-        if template == "chat" and self.tokenizer.chat_template is None:
-            template = "raw"
-        self.system, self.template = system, template
+        self._read_tokenizer(checkpoint, system, template)
         model_config = _model_config(checkpoint)
         self.max_context = context_limit(model_config.get_text_config(), max_context)
         config = engine_config(
@@ -73,12 +66,12 @@ class VLLMPolicy(Policy):
             max_live=max_live_rows,
             options=options or {},
         )
-        self.engine = VLLMEngine(
+        self.engine: VLLMEngine = VLLMEngine(
             config,
             name=checkpoint.name,
             evictor=evictor,
             pieces=self.pieces,
-            eos=eos_ids(_generation_eos(checkpoint, model_config), self.tokenizer),
+            eos=self._eos(_generation_eos(checkpoint, model_config)),
             candidates=candidates,
         )
 
@@ -86,27 +79,9 @@ class VLLMPolicy(Policy):
     def source(self) -> Source:
         return Source(vocab_size=self.engine.vocab_size, max_step_tokens=self.max_context)
 
-    def prompt_ids(self, question: Question) -> list[int]:
-        """Token ids of the prompt, up to where the first step begins."""
-        return render_prompt(self.tokenizer, question.text, self.system, self.template)
-
-    async def open(self, question: Question, name: str) -> VLLMView:
-        prompt = self.prompt_ids(question)
-        if not 0 < len(prompt) < self.max_context:
-            raise InputError(
-                f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "
-                f"context of {self.max_context}; shorten it or raise max_context"
-            )
-        sequence: Any = await self.engine.open(prompt)
-        return VLLMView(cast("Any", self), name, sequence)
-
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""
         self.engine.driver.shutdown()
-
-
-class VLLMView(TorchView):
-    """A held state of the policy's engine; what a view does is the same on both engines."""
 
 
 def _model_config(checkpoint: Checkpoint) -> Any:

@@ -59,7 +59,7 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
         ticket = self._ticket(request)
         if ticket is not None and ticket.draft is not None:
             for token in new:
-                if ticket.draft.push(token, self._report.entropies.get(request.request_id)):
+                if ticket.draft.feed(token, self._report.entropies.get(request.request_id)):
                     request.status = RequestStatus.FINISHED_STOPPED
                     request.stop_reason = ticket.draft.stop and ticket.draft.stop.value
                     stopped = True

@@ -1,0 +1,20 @@
+"""The audit of a run (law 10): an evictor that never fired must not pass for eviction."""
+
+from __future__ import annotations
+
+from kvrescue.errors import AuditError
+from kvrescue.evictors.base import Evictor
+from kvrescue.types import CacheStats
+
+__all__ = ["check_fired"]
+
+
+def check_fired(evictor: Evictor | None, stats: CacheStats) -> None:
+    """Raises AuditError when a sequence outgrew its bound and nothing was ever evicted."""
+    if evictor is None or stats.bound is None or stats.evictions:
+        return
+    if stats.logical_length >= stats.bound + evictor.interval:
+        raise AuditError(
+            f"evictor {evictor.kind!r} (bound {stats.bound}) never fired on a sequence of "
+            f"{stats.logical_length} tokens: the run was full-KV in disguise"
+        )
