@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -99,13 +99,11 @@ def run_jobs(
     pieces = [(number, piece) for number, job in enumerate(jobs) for piece in job.split()]
     pieces.sort(key=lambda numbered: -numbered[1].weight)  # the longest first
     found: list[list[Outcome]] = [[] for _ in jobs]
-    bundles = _bundles(pieces)
-    results = _here(bundles) if workers == 1 else _in_processes(bundles, workers)
-    for bundle, parts in results:
-        for (number, piece), part in zip(bundle, parts, strict=True):
-            found[number] += part
-            if progress is not None:
-                progress(piece)
+    results = _here(pieces) if workers == 1 else _in_processes(pieces, workers)
+    for (number, piece), outcomes in results:
+        found[number] += outcomes
+        if progress is not None:
+            progress(piece)
     for outcomes in found:
         outcomes.sort(key=lambda outcome: outcome.problem)
     return found
@@ -118,30 +116,7 @@ class _Indifferent(Scorer):
         return [1.0] * len(candidates)
 
 
-class _Running:
-    """The `Rescue`s at work in threads. Threads cannot be interrupted, but `Rescue`s be closed."""
-
-    def __init__(self) -> None:
-        self._rescues: list[Rescue] = []
-        self._stopped = False
-        self._lock = threading.Lock()
-
-    def add(self, rescue: Rescue) -> None:
-        with self._lock:
-            self._rescues.append(rescue)
-            stopped = self._stopped
-        if stopped:
-            rescue.close()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            rescues = list(self._rescues)
-        for rescue in rescues:
-            rescue.close()
-
-
-def run_job(job: Job, parts: Parts, running: _Running) -> list[Outcome]:
+def run_job(job: Job, parts: Parts) -> list[Outcome]:
     """Solve a job's problems, all of them at once."""
     config = compose(load_config(job.config), job.method, job.n)
     bills = {bill.question: (position, bill) for position, bill in job.problems}
@@ -152,7 +127,6 @@ def run_job(job: Job, parts: Parts, running: _Running) -> list[Outcome]:
     if job.n == 1 and len(config.proposers) == 1 and not job.keep_solutions:
         parts = Parts(parts.policies, [(config.scorer, _Indifferent())])
     with Rescue.from_config(config, parts=parts) as rescue:
-        running.add(rescue)
         for solution in rescue.solve_many(questions, seed=job.seed):
             position, bill = bills[solution.question.text]
             outcomes.append(
@@ -168,45 +142,14 @@ def run_job(job: Job, parts: Parts, running: _Running) -> list[Outcome]:
 
 
 Piece: TypeAlias = tuple[int, Job]
-Bundle: TypeAlias = tuple[Piece, ...]
-Result: TypeAlias = tuple[Bundle, list[list[Outcome]]]
+"""With the number of the job that it is a part of."""
 
 
-def _bundles(pieces: Sequence[Piece]) -> list[Bundle]:
-    """Small pieces together: run side by side, their candidates share the engines' batches."""
-    bundles: list[Bundle] = []
-    small: list[Piece] = []
-    for number, piece in pieces:
-        if piece.weight >= _CANDIDATES_AT_ONCE:
-            bundles.append(((number, piece),))
-            continue
-        small.append((number, piece))
-        if sum(part.weight for _, part in small) >= _CANDIDATES_AT_ONCE:
-            bundles.append(tuple(small))
-            small = []
-    return [*bundles, tuple(small)] if small else bundles
-
-
-def run_bundle(jobs: Sequence[Job], parts: Parts) -> list[list[Outcome]]:
-    """Run jobs side by side; their `Rescue`s share one event loop, and equal parts."""
-    for job in jobs:  # built one after the other, used together
-        config = compose(load_config(job.config), job.method, job.n)
-        parts.proposers(config)
-        parts.scorer(config.scorer)
-    running = _Running()
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        try:
-            return list(threads.map(lambda job: run_job(job, parts, running), jobs))
-        except BaseException:  # else leaving the block would wait for the other threads' work
-            running.stop()
-            raise
-
-
-def _here(bundles: Sequence[Bundle]) -> Iterator[Result]:
+def _here(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Outcome]]]:
     parts = Parts()
     try:
-        for bundle in bundles:
-            yield bundle, run_bundle([piece for _, piece in bundle], parts)
+        for piece in pieces:
+            yield piece, run_job(piece[1], parts)
     finally:
         asyncio.run(parts.aclose())
 
@@ -220,7 +163,7 @@ _KEEP_MEMORY: Final = {
 }
 
 
-def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
+def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[tuple[Piece, list[Outcome]]]:
     before = set(multiprocessing.active_children())
     for name, value in _KEEP_MEMORY.items():
         os.environ.setdefault(name, value)
@@ -228,10 +171,7 @@ def _in_processes(bundles: Sequence[Bundle], workers: int) -> Iterator[Result]:
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         with _deaf_children():
-            futures = {
-                executor.submit(_run_in_worker, [piece for _, piece in bundle]): bundle
-                for bundle in bundles
-            }
+            futures = {executor.submit(_run_in_worker, piece[1]): piece for piece in pieces}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -283,5 +223,5 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _run_in_worker(jobs: Sequence[Job]) -> list[list[Outcome]]:
-    return run_bundle(jobs, _worker_parts)
+def _run_in_worker(job: Job) -> list[Outcome]:
+    return run_job(job, _worker_parts)

@@ -16,9 +16,8 @@ from kvrescue.errors import ConfigError, KVRescueError, PolicyError
 from kvrescue.evaluation.bill import bills
 from kvrescue.evaluation.demo import DemoPlan, DemoReport, Row, Setting, run_demo
 from kvrescue.evaluation.demo_data import as_data, first_wrong_step
-from kvrescue.evaluation.jobs import Job, run_bundle
+from kvrescue.evaluation.jobs import Job, run_jobs
 from kvrescue.evaluation.methods import Method, compose, evictor_of
-from kvrescue.parts import Parts
 from kvrescue.types import SEPARATOR
 from tests.cli.parts import CONFIG
 
@@ -190,7 +189,7 @@ class TestLittleToRecover:
 
 
 def test_a_job_that_fails_ends_those_beside_it() -> None:
-    """Threads cannot be interrupted: whoever waits for them must end their work first."""
+    """Nobody waits for the work of the other processes, whose result nobody will see."""
     config = load_config(yaml.safe_load(CONFIG))
     bill = ((0, bills("test", 0, 1)[0]),)
 
@@ -203,7 +202,7 @@ def test_a_job_that_fails_ends_those_beside_it() -> None:
     broken = job("best_of_n", "base", broken=True)
     started = time.monotonic()
     with pytest.raises(PolicyError, match="on fire"):
-        run_bundle([broken, endless], Parts())
+        run_jobs([broken, endless], workers=2)
     assert time.monotonic() - started < 20  # alone, the endless one takes a minute
 
 
