@@ -11,11 +11,12 @@ from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.engine.choices import Template
 from kvrescue.engine.loading import load_tokenizer
 from kvrescue.engine.prompt import encode_text, render_prompt
-from kvrescue.errors import CapacityError, InputError, PolicyError
+from kvrescue.errors import CapacityError, ConfigError, InputError, PolicyError
+from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.types import CacheStats, Candidate, Question, StopReason
 
-__all__ = ["EngineView", "LocalPolicy", "StepEngine"]
+__all__ = ["EngineView", "LocalPolicy", "StepEngine", "check_evictor"]
 
 _CARRY = 64  # characters of cut steps that may begin a separator
 
@@ -44,6 +45,14 @@ class StepEngine(Protocol):
     def close(self, sequence: Any) -> None: ...
 
     def stats(self, sequence: Any) -> CacheStats: ...
+
+
+def check_evictor(evictor: object) -> None:
+    """Raises ConfigError unless it is an evictor or None."""
+    if not isinstance(evictor, Evictor | None):
+        raise ConfigError(
+            f"evictor = {evictor!r}: expected an Evictor, as in RKV(budget=64), or None"
+        )
 
 
 class LocalPolicy(Policy):
@@ -93,6 +102,8 @@ class EngineView(View):
         self.policy = policy
         self.name = name
         self.sequence = sequence
+        self._drawn: dict[int, tuple[int, ...]] = {}
+        """Token ids of the last proposal by index: an equal index alone is not an own fork."""
         self._carry = ""  # text of a step that was cut by a limit, for a straddling separator
 
     async def propose(
@@ -112,7 +123,9 @@ class EngineView(View):
         drafts = await self.policy.engine.propose(
             self.sequence, sampling, detectors, seeds, cap, reason, self._carry
         )
-        return [self._candidate(d) for d in drafts]
+        found = [self._candidate(d) for d in drafts]
+        self._drawn = {c.index: c.token_ids for c in found}
+        return found
 
     def _candidate(self, draft: GrowingCandidate) -> Candidate:
         if draft.stop is None:
@@ -131,9 +144,10 @@ class EngineView(View):
 
     async def commit(self, candidate: Candidate) -> None:
         engine, sequence = self.policy.engine, self.sequence
-        own = candidate.policy == self.name and candidate.index in sequence.forks
-        if own:
-            engine.adopt(sequence, candidate.index)
+        index = candidate.index
+        mine = candidate.policy == self.name and self._drawn.get(index) == candidate.token_ids
+        if mine and index in sequence.forks:
+            engine.adopt(sequence, index)
             tokens = candidate.token_ids[-1:]
         elif candidate.tokenizer == self.policy.pieces.fingerprint:
             tokens = candidate.token_ids

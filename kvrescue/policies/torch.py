@@ -7,9 +7,8 @@ from kvrescue.engine.checkpoint import resolve
 from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import default_device, default_dtype, load_causal_lm
-from kvrescue.errors import ConfigError
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.local import LocalPolicy
+from kvrescue.policies.local import LocalPolicy, check_evictor
 from kvrescue.policies.specs import TorchPolicySpec
 
 __all__ = ["TorchPolicy"]
@@ -44,10 +43,7 @@ class TorchPolicy(LocalPolicy):
             device=device,
             dtype=dtype,
         )
-        if not isinstance(evictor, Evictor | None):
-            raise ConfigError(
-                f"evictor = {evictor!r}: expected an Evictor, as in RKV(budget=64), or None"
-            )
+        check_evictor(evictor)
         checkpoint = resolve(model)
         self._read_tokenizer(checkpoint, system, template)
         where = default_device(device)

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from kvrescue import Rescue
+from kvrescue.evaluation.bill import bills
 from kvrescue.evictors import RKV
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.types import Candidate, StopReason
-from tests.vllm.parts import BASE, DRAWN, foreign, questions, torch_policy, vllm_policy
+from tests.policies.parts import BASE, DRAWN, foreign, idle, questions
+from tests.vllm.parts import torch_policy, vllm_policy
 
 ON_VLLM = [
     "proposers.base.policy.kind=vllm",
@@ -50,8 +52,24 @@ def test_it_solves(rescue: Rescue) -> None:
         assert base.evictions > 0
         assert base.peak_physical <= 28
         assert helper.physical_length == helper.logical_length
-    for policy in policies(rescue):
-        assert not any(policy.engine.in_use.values())
+    assert all(idle(policy) for policy in policies(rescue))
+
+
+def test_a_hundred_problems_at_once_are_a_hundred_alone() -> None:
+    """Greedy, whole trajectories: company in the batch changes nothing of what is committed."""
+    greedy = ["sampling.temperature=0", "limits.max_output_tokens=48", "concurrency=100"]
+    greedy += ["proposers.base.policy.evictor.interval=4"]
+    asked = [bill.question for bill in bills("test", 3, 100)]
+    with Rescue.from_config("tiny", [*ON_VLLM, *greedy]) as rescue:
+        together = {s.question.text: s for s in rescue.solve_many(asked)}
+        alone = {question: rescue.solve(question) for question in asked}
+        assert all(idle(policy) for policy in policies(rescue))
+    assert len(together) == 100
+    for question, lonely in alone.items():
+        solution = together[question]
+        assert [s.text for s in solution.steps] == [s.text for s in lonely.steps]
+        assert (solution.caches, solution.stop) == (lonely.caches, lonely.stop)
+    assert len({s.text for s in alone.values()}) > 90
 
 
 def test_one_engine_may_end_before_the_other() -> None:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvrescue.detectors import EntropyDetector, GzipDetector, NgramDetector
-from kvrescue.detectors.bank import DetectorBank
-from kvrescue.detectors.base import Detector, TokenEvent
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.errors import AuditError, CapacityError, NonFiniteLogitsError, PolicyError
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.policy import VLLMPolicy
-from kvrescue.types import Candidate, StopReason
-from tests.engine.firing import Exits, FiresAt
-from tests.vllm.parts import (
-    BASE,
-    DRAWN,
-    GREEDY,
-    HELPER,
-    blocks_of,
-    decode,
-    foreign,
-    questions,
-    vllm_policy,
-)
+from kvrescue.types import StopReason
+from tests.engine.firing import FiresAt
+from tests.policies.parts import BASE, HELPER, decode, foreign, idle, questions, step
+from tests.vllm.parts import blocks_of, vllm_policy
 
 EVICTOR = RKV(budget=32, window=16, observation=8, interval=4)
 ROOMY = RKV(budget=900, window=16, observation=8, interval=4)
@@ -43,47 +34,7 @@ def evicted() -> VLLMPolicy:
     return vllm_policy(BASE, EVICTOR)
 
 
-def step(count: int, **update: Any) -> Any:
-    return DRAWN.model_copy(update={"max_step_tokens": count, **update})
-
-
-def greedy(count: int) -> Any:
-    return GREEDY.model_copy(update={"max_step_tokens": count})
-
-
-def idle(policy: VLLMPolicy) -> bool:
-    return not any(policy.engine.in_use.values())
-
-
 # -- forks ----------------------------------------------------------------------------------------
-
-
-async def test_a_candidate_depends_on_its_seed_alone(policy: VLLMPolicy) -> None:
-    """Laws 5 and 9: siblings, order and repetition change nothing."""
-    view = await policy.open(questions(1)[0], "base")
-    together = await view.propose(4, step(24), (), [11, 12, 13, 14], 512)
-    alone = [(await view.propose(1, step(24), (), [s], 512))[0] for s in (14, 13, 12, 11)]
-    assert [c.token_ids for c in together] == [c.token_ids for c in alone[::-1]]
-    assert len({c.token_ids for c in together}) > 1
-    assert [c.seed for c in together] == [11, 12, 13, 14]
-    await view.close()
-    assert idle(policy)
-
-
-async def test_adopting_a_fork_equals_having_decoded_it_alone(policy: VLLMPolicy) -> None:
-    """Law 5: four commits of 16 tokens are one decoding of 64."""
-    prompt = policy.prompt_ids(questions(1)[0])
-    (whole,) = await decode(policy, prompt, 64)
-    view = await policy.open(questions(1)[0], "base")
-    pieces: list[int] = []
-    while len(pieces) < len(whole):
-        found = await view.propose(3, greedy(16), (), [1, 2, 3], 512)
-        pieces += found[1].token_ids
-        await view.commit(found[1])
-        assert view.stats.logical_length == len(prompt) + len(pieces)
-    assert pieces == whole
-    await view.close()
-    assert idle(policy)
 
 
 async def test_a_foreign_step_is_one_forward_pass(evicted: VLLMPolicy) -> None:
@@ -101,109 +52,7 @@ async def test_a_foreign_step_is_one_forward_pass(evicted: VLLMPolicy) -> None:
     assert idle(evicted)
 
 
-async def test_a_step_of_another_tokenizer_travels_as_text(policy: VLLMPolicy) -> None:
-    view = await policy.open(questions(1)[0], "base")
-    length, text = view.stats.logical_length, "3 + 4 = 7.\n\n"
-    await view.commit(Candidate("x", 0, text, (1, 2), StopReason.SEPARATOR, tokenizer="other"))
-    ids = policy.tokenizer.encode(text, add_special_tokens=False)
-    assert view.stats.logical_length == length + len(ids)
-    await view.close()
-
-
-async def test_a_step_ends_at_the_separator(policy: VLLMPolicy) -> None:
-    views = await asyncio.gather(*(policy.open(q, "base") for q in questions(4)))
-    sampling = step(60, separator="\n\n")
-    rounds = await asyncio.gather(*(v.propose(3, sampling, (), [1, 2, 3], 512) for v in views))
-    found = [c for round_ in rounds for c in round_]
-    ended = [c for c in found if c.stop is StopReason.SEPARATOR]
-    assert ended
-    assert all(c.text.endswith("\n\n") and "\n\n" not in c.text[:-2] for c in ended)
-    assert all(c.stop in (StopReason.EOS, StopReason.LENGTH) or c in ended for c in found)
-    for view in views:
-        await view.close()
-
-
-async def test_limits_name_their_reason(policy: VLLMPolicy) -> None:
-    view = await policy.open(questions(1)[0], "base")
-    (short,) = await view.propose(1, step(5), (), [3], 512)
-    (cut,) = await view.propose(1, step(5), (), [3], 4)
-    assert (short.stop, short.n_tokens) == (StopReason.LENGTH, 5)
-    assert (cut.stop, cut.n_tokens) == (StopReason.CONTEXT, 4)
-    assert cut.token_ids == short.token_ids[:4]
-    await view.close()
-
-
-async def test_a_context_can_be_filled_to_the_last_token() -> None:
-    policy = vllm_policy(BASE, EVICTOR, max_context=128)
-    view = await policy.open(questions(1)[0], "base")
-    while view.room:
-        found = await view.propose(1, step(16), (), [view.room], 512)
-        if found[0].stop is StopReason.EOS:
-            found = [foreign(policy, "3 + 4 = 7.\n\n")]
-            found = [
-                Candidate(
-                    "x",
-                    0,
-                    "",
-                    found[0].token_ids[: view.room],
-                    StopReason.LENGTH,
-                    tokenizer=policy.pieces.fingerprint,
-                )
-            ]
-        await view.commit(found[0])
-    assert view.stats.logical_length == 128
-    assert view.stats.physical_length < EVICTOR.bound + EVICTOR.interval
-    with pytest.raises(PolicyError, match="no room"):
-        await view.propose(1, step(16), (), [1], 512)
-    await view.close()
-    assert idle(policy)
-
-
-# -- detectors ------------------------------------------------------------------------------------
-
-DETECTORS = [
-    EntropyDetector(threshold=1.5, guard=4, window=3),
-    GzipDetector(window_chars=40, stride_chars=1, threshold=0.8),
-    NgramDetector(max_period=4, min_count=2, min_span=2),
-]
-
-
-@pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.kind)
-async def test_verdicts_are_those_of_the_whole_candidate(
-    policy: VLLMPolicy, detector: Detector
-) -> None:
-    """The candidate without a detector, read by the detector afterwards, says where to stop."""
-    seeds, sampling = list(range(12)), step(60)
-    view = await policy.open(questions(1)[0], "base")
-    free = await view.propose(12, sampling, (), seeds, 512)
-    screened = await view.propose(12, sampling, (detector,), seeds, 512)
-    fired = 0
-    for whole, seen in zip(free, screened, strict=True):
-        bank, position = DetectorBank([detector]), 0
-        texts = policy.pieces
-        for token, entropy in zip(whole.token_ids, whole.entropies, strict=True):
-            if token in policy.engine.eos:
-                break
-            position += 1
-            if bank.update(TokenEvent(token, texts.decode([token]), entropy)):
-                break
-        expected = bank.verdict
-        if expected is None:
-            assert seen.verdict is None
-            assert seen.token_ids == whole.token_ids
-            continue
-        fired += 1
-        assert seen.verdict is not None
-        assert (seen.verdict.position, seen.verdict.char_position) == (
-            expected.position,
-            expected.char_position,
-        )
-        assert seen.verdict.value == pytest.approx(expected.value, abs=1e-3)
-        assert seen.stop is StopReason.ABORTED
-        assert seen.token_ids == whole.token_ids[:position]
-    assert fired
-    await view.close()
-    assert idle(policy)
+# -- ends ------------------------------------------------------------------------------------------
 
 
 async def test_an_aborted_candidate_is_never_held(evicted: VLLMPolicy) -> None:
@@ -216,36 +65,6 @@ async def test_an_aborted_candidate_is_never_held(evicted: VLLMPolicy) -> None:
     assert evicted.engine.in_use["requests"] == 0
     await view.close()
     assert idle(evicted)
-
-
-async def test_a_broken_detector_fails_its_proposal_alone(policy: VLLMPolicy) -> None:
-    first, second = [await policy.open(q, "base") for q in questions(2)]
-    bad, good = await asyncio.gather(
-        first.propose(2, step(20), (FiresAt(position=3, fail=True),), [1, 2], 512),
-        second.propose(2, step(20), (), [1, 2], 512),
-        return_exceptions=True,
-    )
-    assert isinstance(bad, ZeroDivisionError)
-    assert isinstance(good, list)
-    await first.close()
-    await second.close()
-    assert idle(policy)
-
-
-def test_a_detector_that_exits_fails_its_proposal_alone() -> None:
-    policy = vllm_policy(BASE, EVICTOR)
-
-    async def run() -> None:
-        first, second = [await policy.open(q, "base") for q in questions(2)]
-        good = asyncio.ensure_future(second.propose(2, step(20), (), [1, 2], 512))
-        with pytest.raises(SystemExit):
-            await first.propose(2, step(20), (Exits(),), [1, 2], 512)
-        assert len(await good) == 2
-        await first.close()
-        await second.close()
-
-    asyncio.run(run())
-    assert idle(policy)
 
 
 async def test_nan_logits_are_an_error(evicted: VLLMPolicy) -> None:
@@ -270,24 +89,42 @@ async def test_nan_logits_are_an_error(evicted: VLLMPolicy) -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-async def test_a_long_sequence_owns_few_blocks(evicted: VLLMPolicy) -> None:
-    """Report 14: what the pool says, not what the lengths say."""
-    engine = evicted.engine
-    sequence = await engine.open(evicted.prompt_ids(questions(3)[2]))
-    most = -(-(EVICTOR.bound + EVICTOR.interval) // engine.block_size) + 1
-    for turn in range(12):
-        drafts = await engine.propose(sequence, step(60), (), [turn], 60, StopReason.LENGTH)
+LONG = RKV(budget=128, window=32, observation=8, interval=16)
+
+
+def long_base(folder: Path) -> str:
+    """The tiny base with more positions than it was trained for; what it says does not matter."""
+    source = Path(resolve(BASE).path)
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    config["max_position_embeddings"] = 2048
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+async def test_a_long_sequence_owns_few_blocks(tmp_path: Path) -> None:
+    """Report 14: 1,500 tokens at B' = 160; what the pool says, not what the lengths say."""
+    policy = VLLMPolicy(long_base(tmp_path), evictor=LONG, kv_cache_bytes=8 << 20)
+    engine = policy.engine
+    sequence = await engine.open(policy.prompt_ids(questions(3)[2]))
+    most = -(-(LONG.bound + LONG.interval) // engine.block_size) + 1
+    turn = 0
+    while len(sequence.tokens) < 1500:
+        turn += 1
+        drafts = await engine.propose(sequence, step(80), (), [turn], 80, StopReason.LENGTH)
         if 0 not in sequence.forks or drafts[0].token_ids[-1] in engine.eos:
-            await engine.extend(sequence, evicted.tokenizer.encode("3 + 4 = 7.\n\n"))
+            await engine.extend(sequence, policy.tokenizer.encode("3 + 4 = 7.\n\n"))
         else:
             engine.adopt(sequence, 0)
             await engine.extend(sequence, drafts[0].token_ids[-1:])
-        assert blocks_of(evicted, sequence) <= most
+        assert blocks_of(policy, sequence) <= most
         assert engine.in_use["blocks"] <= most
-        assert engine.stats(sequence).physical_length < EVICTOR.bound + EVICTOR.interval
-    assert len(sequence.tokens) > 2 * EVICTOR.bound
+        assert engine.stats(sequence).physical_length < LONG.bound + LONG.interval
+    assert engine.stats(sequence).logical_length >= 1500
     engine.close(sequence)
-    assert idle(evicted)
+    assert idle(policy)
+    await policy.aclose()
 
 
 async def test_many_problems_with_aborts_leave_the_pool_as_it_was(policy: VLLMPolicy) -> None:
@@ -304,39 +141,16 @@ async def test_many_problems_with_aborts_leave_the_pool_as_it_was(policy: VLLMPo
         await view.close()
         return length
 
-    lengths = await asyncio.gather(*(problem(i) for i in range(24)))
+    scheduler = policy.engine.driver.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
+    before = pool.get_num_free_blocks()
+    lengths = await asyncio.gather(*(problem(i) for i in range(50)))
     assert min(lengths) > 40
     assert idle(policy)
+    assert pool.get_num_free_blocks() == before
+    assert all(block.ref_cnt == 0 for block in pool.blocks if not block.is_null)
     if policy.engine.evictor is not None:
-        assert policy.engine.driver.scheduler.preemptions == 0
-
-
-async def test_together_or_one_by_one(evicted: VLLMPolicy) -> None:
-    prompts = [evicted.prompt_ids(q) for q in questions(8)]
-    together = await asyncio.gather(*(decode(evicted, p, 48) for p in prompts))
-    alone = [await decode(evicted, p, 48) for p in prompts]
-    assert together == alone
-
-
-async def test_closing_and_cancelling_free_at_once(policy: VLLMPolicy) -> None:
-    view = await policy.open(questions(1)[0], "base")
-    task = asyncio.create_task(view.propose(3, step(400), (), [1, 2, 3], 512))
-    for _ in range(6):
-        await asyncio.sleep(0)
-    assert policy.engine.in_use["requests"] > 0
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert policy.engine.in_use["requests"] == 0
-    task = asyncio.create_task(view.propose(3, step(400), (), [1, 2, 3], 512))
-    for _ in range(6):
-        await asyncio.sleep(0)
-    await view.close()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert idle(policy)
-    with pytest.raises(PolicyError, match="closed"):
-        await view.propose(1, step(4), (), [1], 512)
+        assert scheduler.preemptions == 0
 
 
 async def test_a_preempted_fork_forks_again() -> None:

@@ -11,7 +11,8 @@ import pytest
 from kvrescue.engine.checkpoint import resolve
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.export import model_folder
-from tests.vllm.parts import BASE, HELPER, SMOLLM, decode, questions, vllm_policy
+from tests.policies.parts import BASE, HELPER, SMOLLM, decode, questions
+from tests.vllm.parts import vllm_policy
 
 WIDE = RKV(budget=1000, window=24, observation=8, interval=1)
 
@@ -51,9 +52,8 @@ def cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
 async def test_a_wide_budget_changes_nothing(model: str) -> None:
     policy = vllm_policy(model, WIDE, max_context=1024)
     prompts = [policy.prompt_ids(q) for q in questions()]
-    count = 64 if model == SMOLLM else 200
-    expected = stock(model, prompts, count)
-    found = await asyncio.gather(*(decode(policy, p, count) for p in prompts))
+    expected = stock(model, prompts, 200)
+    found = await asyncio.gather(*(decode(policy, p, 200) for p in prompts))
     assert [f[0] for f in found] == [cut(e, policy.engine.eos) for e in expected]
     assert sum(len(f[0]) for f in found) > 200
 

@@ -29,7 +29,8 @@ from kvrescue.policies.vllm.options import evictor_of, pack
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.policies.vllm.selftest import find_layout
 from kvrescue.policies.vllm.start import engine_config
-from tests.vllm.parts import BASE, vllm_policy
+from tests.policies.parts import BASE
+from tests.vllm.parts import vllm_policy
 
 EVICTOR = RKV(budget=32, window=16, observation=8, interval=4)
 
@@ -107,6 +108,7 @@ def model(**traits: Any) -> Any:
             "use_mla": False,
             "is_hybrid": False,
             "is_attention_free": False,
+            "get_total_num_kv_heads": c.get_total_num_kv_heads,
         }
         object.__setattr__(config, "model_config", SimpleNamespace(**{**known, **traits}))
 
@@ -123,6 +125,8 @@ CHANGES: dict[str, Any] = {
     "model: multimodal": model(is_multimodal_model=True),
     "enable_lora": put("lora_config", SimpleNamespace()),
     "pipeline_parallel_size": put("parallel_config.pipeline_parallel_size", 2),
+    "tensor_parallel_size": put("parallel_config.tensor_parallel_size", 3),
+    "distributed_executor_backend": put("parallel_config.distributed_executor_backend", "ray"),
     "data_parallel_size": put("parallel_config.data_parallel_size", 2),
     "decode_context_parallel_size": put("parallel_config.decode_context_parallel_size", 2),
     "prefill_context_parallel_size": put("parallel_config.prefill_context_parallel_size", 2),
@@ -181,6 +185,26 @@ def test_options_reach_vllm_and_are_checked() -> None:
         config(scheduler_cls="x.Y")
     with pytest.raises(ConfigError, match="vLLM refuses its options"):
         config(no_such_option=1)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("model", ""),
+        ("max_live_rows", 0),
+        ("candidates", 0),
+        ("kv_cache_bytes", 0),
+        ("max_context", 1),
+        ("dtype", "float8"),
+        ("template", "alpaca"),
+        ("options", 5),
+        ("evictor", "rkv"),
+    ],
+)
+def test_wrong_arguments_are_named(argument: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"model": BASE, argument: value}
+    with pytest.raises(ConfigError, match=argument):
+        VLLMPolicy(**arguments)
 
 
 def test_an_evictor_that_needs_attention_is_refused() -> None:

@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
-from kvrescue.errors import PolicyError
+from kvrescue.errors import KVRescueError, PolicyError
 from kvrescue.policies.vllm.messages import Ticket
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
@@ -166,7 +166,7 @@ class Driver:
             try:
                 outputs = self.llm.step()
             except Exception as error:
-                self._fail(error)
+                self._fail(self._typed(error))
                 return
             self.steps += 1
             for output in outputs:
@@ -182,6 +182,18 @@ class Driver:
             done.set_exception(ticket.draft.error)
         else:
             done.set_result(None)
+
+    def _typed(self, error: Exception) -> KVRescueError:
+        """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
+        if isinstance(error, KVRescueError):
+            return error
+        reason = (str(error).splitlines() or [""])[0][:300]
+        typed = PolicyError(
+            f"{self.name}: vLLM failed ({type(error).__name__}: {reason}) and cannot go on; build "
+            "the policy anew"
+        )
+        typed.__cause__ = error
+        return typed
 
     def _fail(self, error: Exception) -> None:
         """A step that failed leaves vLLM's state undefined: the engine is not used again."""

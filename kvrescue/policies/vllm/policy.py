@@ -12,9 +12,9 @@ from kvrescue.engine.checkpoint import Checkpoint, resolve
 from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.loading import context_limit
 from kvrescue.evictors.base import Evictor
-from kvrescue.policies.local import LocalPolicy
-from kvrescue.policies.specs import with_interval
-from kvrescue.policies.vllm.support import check_evictor, require_vllm
+from kvrescue.policies.local import LocalPolicy, check_evictor
+from kvrescue.policies.specs import VLLMPolicySpec, with_interval
+from kvrescue.policies.vllm.support import check_needs, require_vllm
 
 __all__ = ["VLLMPolicy"]
 
@@ -44,6 +44,18 @@ class VLLMPolicy(LocalPolicy):
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        VLLMPolicySpec(  # tells of wrong arguments
+            model=model,
+            system=system,
+            template=template,
+            max_context=max_context,
+            max_live_rows=max_live_rows,
+            candidates=candidates,
+            kv_cache_bytes=kv_cache_bytes,
+            dtype=dtype,
+            options={} if options is None else options,
+        )
+        check_evictor(evictor)
         require_vllm()
         from kvrescue.policies.vllm.engine import VLLMEngine
         from kvrescue.policies.vllm.start import default_memory, default_type, engine_config
@@ -51,7 +63,7 @@ class VLLMPolicy(LocalPolicy):
         if evictor is not None and not evictor.bounded:
             evictor = None
         if evictor is not None:
-            check_evictor(evictor)
+            check_needs(evictor)
             evictor = with_interval(evictor)
         checkpoint = resolve(model)
         self._read_tokenizer(checkpoint, system, template)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,11 @@ def engine_config(
         **_overrides(folder),
         **options,
     }
-    if settings.get("tensor_parallel_size", 1) == 1:  # vLLM would start a process of its own
-        settings.setdefault("distributed_executor_backend", "uni")
+    parallel = settings.get("tensor_parallel_size", 1) != 1
+    # One rank runs in this process, where vLLM would start another one.
+    settings.setdefault("distributed_executor_backend", "mp" if parallel else "uni")
+    if cpu and parallel:  # vLLM binds a rank to a NUMA node and fails where there are fewer
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         config = EngineArgs(**settings).create_engine_config()
     except KVRescueError:

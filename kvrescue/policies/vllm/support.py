@@ -18,7 +18,7 @@ from typing import Any, Final
 from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors.base import Evictor
 
-__all__ = ["REFUSALS", "SUPPORTED", "Refusal", "check_config", "check_evictor", "require_vllm"]
+__all__ = ["REFUSALS", "SUPPORTED", "Refusal", "check_config", "check_needs", "require_vllm"]
 
 SUPPORTED: Final = ("0.32.0",)
 """vLLM versions on which the tests run."""
@@ -103,7 +103,8 @@ def require_vllm() -> None:
     """Raises DependencyError unless a supported vLLM with the known interfaces is installed.
 
     Sets environment variables that vLLM reads when it starts, unless they are set: no engine
-    process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors.
+    process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors,
+    tensor-parallel workers that are started anew (a fork would inherit our threads' locks).
     """
     if importlib.util.find_spec("vllm") is None:
         raise DependencyError(
@@ -114,6 +115,7 @@ def require_vllm() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         check_methods()
     except ImportError as error:
@@ -190,6 +192,19 @@ def _full_graphs(config: Any) -> Any:
     return str(mode) if mode is not None and mode.has_full_cudagraphs() else None
 
 
+def _copied_heads(config: Any) -> int | None:
+    ranks = config.parallel_config.tensor_parallel_size
+    return ranks if ranks > config.model_config.get_total_num_kv_heads() else None
+
+
+def _other_executor(config: Any) -> str | None:
+    parallel = config.parallel_config
+    backend = parallel.distributed_executor_backend
+    if backend in ("uni", "mp") and parallel.nnodes == 1:
+        return None
+    return str(backend) if parallel.nnodes == 1 else f"{parallel.nnodes} nodes"
+
+
 def _more_than_one(value: int) -> int | None:
     return value if value > 1 else None
 
@@ -255,6 +270,20 @@ REFUSALS: Final = (
         lambda c: _more_than_one(c.parallel_config.pipeline_parallel_size),
         "entropies and queries live on different ranks",
         "use tensor_parallel_size instead",
+        always=True,
+    ),
+    Refusal(
+        "tensor_parallel_size",
+        _copied_heads,
+        "ranks that hold copies of one KV head see only some of its queries and would keep "
+        "different entries",
+        "use at most as many ranks as the model has KV heads",
+    ),
+    Refusal(
+        "distributed_executor_backend",
+        _other_executor,
+        "only worker processes on this machine are tested",
+        "leave it out",
         always=True,
     ),
     Refusal(
@@ -348,7 +377,7 @@ def check_config(config: Any, evictor: Evictor | None) -> None:
             )
 
 
-def check_evictor(evictor: Evictor) -> None:
+def check_needs(evictor: Evictor) -> None:
     """Raises ConfigError for an evictor that needs what vLLM's kernels do not return."""
     if evictor.needs_attention:
         raise ConfigError(
