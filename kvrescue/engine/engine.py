@@ -71,9 +71,11 @@ class Engine:
         return sequence
 
     async def extend(self, sequence: ParkedSequence, tokens: Sequence[int]) -> None:
-        """Feed `tokens` in one forward pass, then evict (law 6)."""
+        """Feed `tokens` in one forward pass, then evict (law 6); none: only drop the forks."""
         self._check_open(sequence)
         sequence.forks.clear()
+        if not tokens:
+            return
         done: asyncio.Future[None] = self._future()
         self.parked.extensions.append(Extension(sequence, tokens, done))
         await done

@@ -40,7 +40,8 @@ class StepEngine(Protocol):
 
     def adopt(self, sequence: Any, index: int) -> None: ...
 
-    async def extend(self, sequence: Any, tokens: Sequence[int]) -> None: ...
+    async def extend(self, sequence: Any, tokens: Sequence[int]) -> None:
+        """Feed tokens, perhaps none; the forks are gone."""
 
     def close(self, sequence: Any) -> None: ...
 
@@ -157,9 +158,7 @@ class EngineView(View):
             raise CapacityError(
                 f"{self.name}: a step of {len(tokens)} tokens does not fit the {self.room} left"
             )
-        sequence.forks.clear()
-        if tokens:
-            await engine.extend(sequence, tokens)
+        await engine.extend(sequence, tokens)
         ended = candidate.stop in self._ENDS
         self._carry = "" if ended else (self._carry + candidate.text)[-_CARRY:]
 

@@ -110,6 +110,20 @@ async def test_a_step_of_another_tokenizer_travels_as_text(policy: LocalPolicy) 
     await view.close()
 
 
+async def test_a_step_without_tokens_only_drops_the_forks(policy: LocalPolicy) -> None:
+    view = await policy.open(questions(1)[0], "base")
+    engine: Any = policy.engine
+    quiet = dict(engine.in_use)
+    expected = [c.token_ids for c in await view.propose(2, step(12), (), [1, 2], 512)]
+    assert engine.in_use != quiet or evictor_of(policy) is None
+    before = view.stats
+    await view.commit(Candidate("x", 0, "", (), StopReason.LENGTH, tokenizer="other"))
+    assert (view.stats, engine.in_use) == (before, quiet)
+    assert [c.token_ids for c in await view.propose(2, step(12), (), [1, 2], 512)] == expected
+    await view.close()
+    assert idle(policy)
+
+
 async def test_a_step_of_another_view_is_a_foreign_one(policy: LocalPolicy) -> None:
     """Although it has the name and the index of a fork that this view holds."""
     one, two = [await policy.open(questions(1)[0], "base") for _ in range(2)]

@@ -29,6 +29,14 @@ from kvrescue.types import CacheStats, StopReason
 __all__ = ["VLLMEngine", "VLLMSequence"]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldFork:
+    """A finished candidate: its tokens, and the name of its cache (None without an evictor)."""
+
+    tokens: list[int]
+    state: str | None
+
+
 @dataclass(eq=False, slots=True)
 class VLLMSequence:
     """A trajectory: its tokens, and the held caches that belong to it."""
@@ -38,10 +46,8 @@ class VLLMSequence:
     state: str | None = None
     unfed: list[int] = field(default_factory=list)
     """Lengths of the pieces at the end of `tokens` that the state has not seen."""
-    forks: dict[int, list[int]] = field(default_factory=dict)
-    """Token ids of finished candidates by index, until the next commit or proposal."""
-    held: dict[int, str] = field(default_factory=dict)
-    """Their caches; whoever empties `forks` need not know of them."""
+    forks: dict[int, HeldFork] = field(default_factory=dict)
+    """Finished candidates by index, until the next commit or proposal."""
     width: int = 0
     """Candidates that blocks are promised for."""
     adopted: bool = False
@@ -102,7 +108,7 @@ class VLLMEngine:
         return sequence
 
     async def extend(self, sequence: VLLMSequence, tokens: Sequence[int]) -> None:
-        """Feed `tokens` in one forward pass, then evict (law 6).
+        """Feed `tokens` in one forward pass, then evict (law 6); none: only drop the forks.
 
         The last token of an adopted candidate is only noted: the next forks feed it.
         """
@@ -113,6 +119,8 @@ class VLLMEngine:
                 f"{self.driver.name}: {len(sequence.tokens) + len(tokens)} tokens exceed the "
                 f"context of {self.max_context}"
             )
+        if not tokens:
+            return
         sequence.tokens += tokens
         sequence.unfed.append(len(tokens))
         lazy, sequence.adopted = sequence.adopted and len(tokens) == 1, False
@@ -163,21 +171,20 @@ class VLLMEngine:
             self._release(*(t.hold for t in tickets))
             raise
         drafts = [t.draft for t in tickets if t.draft is not None]
-        sequence.forks = {d.index: d.token_ids for d in drafts if d.adoptable}
-        sequence.held = {
-            t.draft.index: t.hold for t in tickets if t.hold and t.draft and t.draft.adoptable
-        }
+        for draft, ticket in zip(drafts, tickets, strict=True):
+            if draft.adoptable:
+                sequence.forks[draft.index] = HeldFork(draft.token_ids, ticket.hold)
         return drafts
 
     def adopt(self, sequence: VLLMSequence, index: int) -> None:
         """The sequence's state becomes the fork `index`, without its last token: extend by it."""
         self._check_open(sequence)
-        tokens, name = sequence.forks.pop(index), sequence.held.pop(index, None)
+        fork = sequence.forks.pop(index)
         self._release_forks(sequence)
-        sequence.tokens += tokens[:-1]
+        sequence.tokens += fork.tokens[:-1]
         sequence.adopted = True
         self._release(sequence.state)
-        sequence.state, sequence.unfed = name, []
+        sequence.state, sequence.unfed = fork.state, []
 
     def close(self, sequence: VLLMSequence, *, audit: bool = True) -> None:
         """Free everything; idempotent. Raises AuditError (law 10) after freeing."""
@@ -295,8 +302,7 @@ class VLLMEngine:
                     self.driver.scheduler.release(name)
 
     def _release_forks(self, sequence: VLLMSequence) -> None:
-        self._release(*sequence.held.values())
-        sequence.held.clear()
+        self._release(*(fork.state for fork in sequence.forks.values()))
         sequence.forks.clear()
 
     # -- blocks ---------------------------------------------------------------------------------
