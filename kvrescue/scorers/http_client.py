@@ -1,0 +1,209 @@
+"""Client: JSON over HTTP with retries, for coroutines of any event loop.
+
+Every loop has connections of its own; they are closed with `aclose`, or when their loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import httpx
+from pydantic import SecretStr
+
+from kvrescue.errors import ConfigError, ScorerError
+from kvrescue.scorers.specs import is_key, root
+
+__all__ = ["Client", "AnswerError", "api_key", "apart"]
+
+T = TypeVar("T")
+
+_BUSY: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a server, or of what stands before it, that may do better in a moment."""
+_CONNECT: Final = 10.0
+_LONGEST_WAIT: Final = 30.0
+_EXCERPT: Final = 300
+
+
+class AnswerError(ScorerError):
+    """The server answered, and it was no success."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    free: asyncio.Semaphore
+    keeper: AsyncGenerator[None, None]
+    """Closes the client; a loop that ends closes its generators."""
+
+
+class Client:
+    """Requests to one server.
+
+    Args:
+        url: see `specs.root`.
+        key: sent as a bearer token; appears in no text.
+        timeout: seconds that one answer may take.
+        retries: how often a request is repeated that met no server, or a busy one.
+        backoff: seconds before the first repetition, doubled each time.
+        concurrency: requests at once, per event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: SecretStr | None,
+        timeout: float,
+        retries: int,
+        backoff: float,
+        concurrency: int,
+    ) -> None:
+        try:
+            self.url = root(url)
+            httpx.URL(self.url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(f"url: {error}") from error
+        self.retries, self.backoff, self.concurrency = retries, backoff, concurrency
+        self._key = key
+        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT), pool=None)
+        self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
+        self._lock = threading.Lock()
+
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of an answer.
+
+        Raises:
+            AnswerError: its status is no success.
+            ScorerError: there was no answer, or none in JSON.
+        """
+        lane = await self._lane()
+        async with lane.free:
+            for attempt in range(self.retries + 1):
+                last = attempt == self.retries
+                try:
+                    answer = await lane.client.request(method, self.url + path, json=body)
+                except httpx.TransportError as error:
+                    if last or isinstance(error, httpx.UnsupportedProtocol):
+                        raise self._unreached(method, path, error, attempt + 1) from error
+                else:
+                    if last or answer.status_code not in _BUSY:
+                        return self._json(answer, method, path)
+                await asyncio.sleep(min(self.backoff * 2**attempt, _LONGEST_WAIT))
+        raise AssertionError("not reached")
+
+    async def aclose(self) -> None:
+        """Close all connections; later requests open new ones."""
+        with self._lock:
+            lanes, self._lanes = self._lanes, {}
+        for loop, lane in lanes.items():
+            if loop is asyncio.get_running_loop():
+                await lane.keeper.aclose()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(lane.keeper.aclose(), loop)
+                await asyncio.wrap_future(closing)
+
+    async def _lane(self) -> _Lane:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for other in [known for known in self._lanes if known.is_closed()]:
+                del self._lanes[other]
+            lane = self._lanes.get(loop)
+            if lane is not None:
+                return lane
+            headers = (
+                {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
+            )
+            client = httpx.AsyncClient(headers=headers, timeout=self._timeout)
+            free = asyncio.Semaphore(self.concurrency)
+            lane = self._lanes[loop] = _Lane(client, free, _keep(client))
+        await anext(lane.keeper)
+        return lane
+
+    def _json(self, answer: httpx.Response, method: str, path: str) -> Any:
+        where = f"{method} {self.url}{path}"
+        if not answer.is_success:
+            text = f"{where}: HTTP {answer.status_code}: {self._excerpt(_message(answer.text))}"
+            if answer.status_code in (401, 403):
+                text += "; give `api_key`, or set the variable that `api_key_env` names"
+            raise AnswerError(text, answer.status_code)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ScorerError(f"{where}: no JSON: {self._excerpt(answer.text)}") from error
+
+    def _unreached(
+        self, method: str, path: str, error: httpx.TransportError, attempts: int
+    ) -> ScorerError:
+        reason = f"{type(error).__name__} {error}".strip()
+        return ScorerError(
+            f"{method} {self.url}{path}: no answer in {attempts} attempts "
+            f"({self._excerpt(reason)}); is `vllm serve MODEL --runner pooling` running there?"
+        )
+
+    def _excerpt(self, text: str) -> str:
+        if self._key:
+            text = text.replace(self._key.get_secret_value(), "***")
+        text = " ".join(text.split())
+        return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}... ({len(text)} characters)"
+
+
+async def _keep(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await client.aclose()
+
+
+def _message(body: str) -> str:
+    """The message in an error as OpenAI's API has it, else the body."""
+    try:
+        found = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return body or "(empty)"
+    return str(found)
+
+
+def apart(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine run to its end on a loop and a thread of its own.
+
+    For constructors, which may be called inside a running loop or outside.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(asyncio.run(work))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kvrescue http", daemon=True).start()
+    return future.result()
+
+
+def api_key(given: SecretStr | str | None, variable: str) -> SecretStr | None:
+    """The key to send: the one given, else that of an environment variable.
+
+    Raises ConfigError for one that cannot be sent, without showing it.
+    """
+    name = "api_key"
+    if given is None:
+        name, given = variable, os.environ.get(variable, "").strip() or None
+    if given is None:
+        return None
+    key = given.get_secret_value() if isinstance(given, SecretStr) else given
+    if not is_key(key):
+        raise ConfigError(f"{name}: expected a key of visible ASCII characters, without spaces")
+    return SecretStr(key)
