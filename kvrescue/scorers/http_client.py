@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from kvrescue.errors import ConfigError, ScorerError
 from kvrescue.scorers.specs import is_key, root
 
-__all__ = ["Client", "AnswerError", "api_key", "apart"]
+__all__ = ["Client", "api_key", "apart"]
 
 T = TypeVar("T")
 
@@ -29,14 +29,6 @@ _BUSY: Final = frozenset({429, 502, 503, 504})
 _CONNECT: Final = 10.0
 _LONGEST_WAIT: Final = 30.0
 _EXCERPT: Final = 300
-
-
-class AnswerError(ScorerError):
-    """The server answered, and it was no success."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +71,19 @@ class Client:
         self.retries, self.backoff, self.concurrency = retries, backoff, concurrency
         self._key = key
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT), pool=None)
+        # Certificates take long to load, and plain HTTP needs none.
+        self._verify = httpx.create_ssl_context() if self.url.startswith("https") else False
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
         self._lock = threading.Lock()
 
-    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, advice: str = ""
+    ) -> Any:
         """The JSON of an answer.
 
-        Raises:
-            AnswerError: its status is no success.
-            ScorerError: there was no answer, or none in JSON.
+        `advice` is what to change when the server does not know what it is asked for.
+
+        Raises ScorerError: there was no answer, no success, or no JSON.
         """
         lane = await self._lane()
         async with lane.free:
@@ -95,25 +91,21 @@ class Client:
                 last = attempt == self.retries
                 try:
                     answer = await lane.client.request(method, self.url + path, json=body)
-                except httpx.TransportError as error:
-                    if last or isinstance(error, httpx.UnsupportedProtocol):
-                        raise self._unreached(method, path, error, attempt + 1) from error
+                except httpx.RequestError as error:
+                    if last or not isinstance(error, httpx.TransportError):
+                        raise self._unanswered(method, path, error, attempt + 1) from error
                 else:
                     if last or answer.status_code not in _BUSY:
-                        return self._json(answer, method, path)
+                        return self._json(answer, f"{method} {self.url}{path}", advice)
                 await asyncio.sleep(min(self.backoff * 2**attempt, _LONGEST_WAIT))
         raise AssertionError("not reached")
 
     async def aclose(self) -> None:
-        """Close all connections; later requests open new ones."""
+        """Close the connections of this event loop; later requests open new ones."""
         with self._lock:
-            lanes, self._lanes = self._lanes, {}
-        for loop, lane in lanes.items():
-            if loop is asyncio.get_running_loop():
-                await lane.keeper.aclose()
-            elif loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(lane.keeper.aclose(), loop)
-                await asyncio.wrap_future(closing)
+            lane = self._lanes.pop(asyncio.get_running_loop(), None)
+        if lane is not None:
+            await lane.keeper.aclose()
 
     async def _lane(self) -> _Lane:
         loop = asyncio.get_running_loop()
@@ -126,31 +118,32 @@ class Client:
             headers = (
                 {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
             )
-            client = httpx.AsyncClient(headers=headers, timeout=self._timeout)
+            client = httpx.AsyncClient(headers=headers, timeout=self._timeout, verify=self._verify)
             free = asyncio.Semaphore(self.concurrency)
             lane = self._lanes[loop] = _Lane(client, free, _keep(client))
         await anext(lane.keeper)
         return lane
 
-    def _json(self, answer: httpx.Response, method: str, path: str) -> Any:
-        where = f"{method} {self.url}{path}"
+    def _json(self, answer: httpx.Response, what: str, advice: str) -> Any:
         if not answer.is_success:
-            text = f"{where}: HTTP {answer.status_code}: {self._excerpt(_message(answer.text))}"
+            text = f"{what}: HTTP {answer.status_code}: {self._excerpt(_message(answer.text))}"
             if answer.status_code in (401, 403):
                 text += "; give `api_key`, or set the variable that `api_key_env` names"
-            raise AnswerError(text, answer.status_code)
+            elif advice and (answer.status_code == 404 or "task" in text):
+                text += f"; {advice}"
+            raise ScorerError(text)
         try:
             return answer.json()
-        except ValueError as error:
-            raise ScorerError(f"{where}: no JSON: {self._excerpt(answer.text)}") from error
+        except (ValueError, RecursionError) as error:
+            raise ScorerError(f"{what}: no JSON: {self._excerpt(answer.text)}") from error
 
-    def _unreached(
-        self, method: str, path: str, error: httpx.TransportError, attempts: int
+    def _unanswered(
+        self, method: str, path: str, error: httpx.RequestError, attempts: int
     ) -> ScorerError:
-        reason = f"{type(error).__name__} {error}".strip()
+        reason = self._excerpt(f"{type(error).__name__} {error}".strip())
         return ScorerError(
-            f"{method} {self.url}{path}: no answer in {attempts} attempts "
-            f"({self._excerpt(reason)}); is `vllm serve MODEL --runner pooling` running there?"
+            f"{method} {self.url}{path}: no answer ({reason}; attempts: {attempts}); is "
+            "`vllm serve MODEL --runner pooling` running there?"
         )
 
     def _excerpt(self, text: str) -> str:

@@ -18,16 +18,16 @@ from kvrescue.engine.loading import load_tokenizer
 from kvrescue.errors import ConfigError, ScorerError, nearest
 from kvrescue.scorers import http_client
 from kvrescue.scorers.base import Scorer
-from kvrescue.scorers.http_client import AnswerError, Client
+from kvrescue.scorers.http_client import Client
 from kvrescue.scorers.prm_text import PRMText, Text
 from kvrescue.scorers.rows import positive
 from kvrescue.scorers.specs import SYSTEM, Convention
 from kvrescue.types import Candidate, Context
 
-__all__ = ["HTTPPRM"]
+__all__ = ["PROBES", "HTTPPRM"]
 
 _DEFAULT_CONTEXT: Final = 4096
-_PROBES: Final = (
+PROBES: Final = (
     ("1 + 2 = 3.\n\n",),
     ("1 + 2 = 3.\n\n", "So x is 5.\n\n", "Hence 7 apples.\n\n"),
 )
@@ -103,7 +103,7 @@ class HTTPPRM(Scorer):
                 f"max_context = {max_context} exceeds the {limit} tokens of {self.name}; use at "
                 f"most {limit}"
             )
-        await self._ask([self.text.text("What is x?", steps) for steps in _PROBES])
+        await self._ask([self.text.text("What is x?", steps) for steps in PROBES])
         return max_context or limit or _DEFAULT_CONTEXT
 
     async def _limit(self) -> int | None:
@@ -119,7 +119,7 @@ class HTTPPRM(Scorer):
                 f"{nearest(self.model, models)}"
             )
         limit = models[self.model].get("max_model_len")
-        return limit if isinstance(limit, int) else None
+        return limit if isinstance(limit, int) and limit > 1 else None
 
     async def _ask(self, texts: Sequence[Text]) -> list[float]:
         """Scores of texts, one request."""
@@ -130,12 +130,7 @@ class HTTPPRM(Scorer):
             "use_activation": True,
             "encoding_format": "float",
         }
-        try:
-            answer = await self.client.ask("POST", "/pooling", body)
-        except AnswerError as error:
-            if error.status != 404 and "task" not in str(error):
-                raise
-            raise AnswerError(f"{error}; {self._advice}", error.status) from error
+        answer = await self.client.ask("POST", "/pooling", body, self._advice)
         return [
             positive(
                 rows,
@@ -151,10 +146,9 @@ class HTTPPRM(Scorer):
         items = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ScorerError(f"{self.name}: the answer holds no list `data`: is it a vLLM server?")
-        by_index = {item.get("index"): item.get("data") for item in items}
-        if len(items) != count or by_index.keys() != set(range(count)):
+        indices = [item.get("index") for item in items]
+        if len(items) != count or any(i not in indices for i in range(count)):
             raise ScorerError(
-                f"{self.name}: {count} texts were sent, and the answer is for "
-                f"{sorted(map(str, by_index))}"
+                f"{self.name}: {count} texts were sent, and the answer is for {indices!r:.60}"
             )
-        return [by_index[i] for i in range(count)]
+        return [items[indices.index(i)].get("data") for i in range(count)]

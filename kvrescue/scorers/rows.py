@@ -30,7 +30,7 @@ def positive(rows: object, expected: int, *, what: str, advice: str) -> float:
         ScorerError: not a list of `expected` rows of two probabilities.
     """
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        found = f"one row of {len(rows)} numbers" if isinstance(rows, list) else _shown(rows)
+        found = f"a list of {len(rows)}" if isinstance(rows, list) else _shown(rows)
         raise ScorerError(f"{what}: expected one row per place, found {found}; {advice}")
     widths = {len(row) for row in rows}
     if widths - {2}:
@@ -39,10 +39,10 @@ def positive(rows: object, expected: int, *, what: str, advice: str) -> float:
             f"model with two labels; {advice}"
         )
     if len(rows) != expected:
-        number = f"{len(rows)} rows" if rows else "no rows at all (data: [])"
-        raise ScorerError(f"{what}: expected {expected} rows, found {number}; {advice}")
+        number = str(len(rows)) if rows else "none at all (data: [])"
+        raise ScorerError(f"{what}: rows expected: {expected}, found: {number}; {advice}")
     row = rows[-1]
-    if not all(isinstance(p, int | float) and math.isfinite(p) for p in row):
+    if not all(isinstance(p, int | float) and abs(p) < math.inf for p in row):  # NaN is not less
         raise ScorerError(
             f"{what} returned the probabilities {_shown(row)}: NaN or infinite; check the "
             "checkpoint and the dtype"
