@@ -18,7 +18,7 @@ import httpx
 from pydantic import SecretStr
 
 from kvrescue.errors import ConfigError, ScorerError
-from kvrescue.scorers.specs import is_key, root
+from kvrescue.scorers.specs import is_key
 
 __all__ = ["Client", "api_key", "apart"]
 
@@ -64,10 +64,10 @@ class Client:
         concurrency: int,
     ) -> None:
         try:
-            self.url = root(url)
-            httpx.URL(self.url)
-        except (ValueError, httpx.InvalidURL) as error:
-            raise ConfigError(f"url: {error}") from error
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"url = {url!r}: {error}") from error
+        self.url = url
         self.retries, self.backoff, self.concurrency = retries, backoff, concurrency
         self._key = key
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT), pool=None)
@@ -186,17 +186,16 @@ def apart(work: Coroutine[Any, Any, T]) -> T:
     return future.result()
 
 
-def api_key(given: SecretStr | str | None, variable: str) -> SecretStr | None:
-    """The key to send: the one given, else that of an environment variable.
+def api_key(given: SecretStr | None, variable: str) -> SecretStr | None:
+    """The key to send: the one given (and checked), else that of an environment variable.
 
-    Raises ConfigError for one that cannot be sent, without showing it.
+    Raises ConfigError for one there that cannot be sent, without showing it.
     """
-    name = "api_key"
-    if given is None:
-        name, given = variable, os.environ.get(variable, "").strip() or None
-    if given is None:
+    if given is not None:
+        return given
+    key = os.environ.get(variable, "").strip()
+    if not key:
         return None
-    key = given.get_secret_value() if isinstance(given, SecretStr) else given
     if not is_key(key):
-        raise ConfigError(f"{name}: expected a key of visible ASCII characters, without spaces")
+        raise ConfigError(f"{variable}: expected a key of visible ASCII characters, without spaces")
     return SecretStr(key)

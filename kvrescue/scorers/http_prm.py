@@ -21,7 +21,7 @@ from kvrescue.scorers.base import Scorer
 from kvrescue.scorers.http_client import Client
 from kvrescue.scorers.prm_text import PRMText, Text
 from kvrescue.scorers.rows import positive
-from kvrescue.scorers.specs import SYSTEM, Convention
+from kvrescue.scorers.specs import SYSTEM, Convention, HTTPPRMSpec
 from kvrescue.types import Candidate, Context
 
 __all__ = ["PROBES", "HTTPPRM"]
@@ -59,13 +59,28 @@ class HTTPPRM(Scorer):
         backoff: float = 0.5,
         concurrency: int = 8,
     ) -> None:
+        checked = HTTPPRMSpec(
+            url=url,
+            model=model,
+            tokenizer=tokenizer,
+            convention=convention,
+            step_tag=step_tag,
+            system=system,
+            max_context=max_context,
+            api_key=api_key,
+            api_key_env=api_key_env,
+            timeout=timeout,
+            retries=retries,
+            backoff=backoff,
+            concurrency=concurrency,
+        )
         found, _ = load_tokenizer(resolve(tokenizer or model))
         self.text = PRMText(
             tokenizer or model, found, convention=convention, step_tag=step_tag, system=system
         )
         self.client = Client(
-            url,
-            key=http_client.api_key(api_key, api_key_env),
+            checked.url,
+            key=http_client.api_key(checked.api_key, api_key_env),
             timeout=timeout,
             retries=retries,
             backoff=backoff,

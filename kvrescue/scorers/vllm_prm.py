@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import AutoConfig
@@ -26,7 +27,7 @@ from kvrescue.scorers.base import Scorer
 from kvrescue.scorers.prm_text import PRMText, Text
 from kvrescue.scorers.qwen_prm import reward_head
 from kvrescue.scorers.rows import positive
-from kvrescue.scorers.specs import SYSTEM, Convention
+from kvrescue.scorers.specs import SYSTEM, Convention, VLLMPRMSpec
 from kvrescue.types import Candidate, Context
 
 __all__ = ["VLLMPRM"]
@@ -57,6 +58,18 @@ class VLLMPRM(Scorer):
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        VLLMPRMSpec(  # tells of wrong arguments
+            model=model,
+            convention=convention,
+            step_tag=step_tag,
+            system=system,
+            max_context=max_context,
+            max_live_rows=max_live_rows,
+            prefix_caching=prefix_caching,
+            kv_cache_bytes=kv_cache_bytes,
+            dtype=dtype,
+            options={} if options is None else options,
+        )
         require_vllm()
         from kvrescue.policies.vllm.pooling import PoolingDriver, pooling_config
         from kvrescue.policies.vllm.reward import overrides
@@ -132,7 +145,8 @@ def _inspected(checkpoint: Checkpoint) -> tuple[str, Any, tuple[bool, ...]]:
         raise ModelLoadError(f"model = {checkpoint.name!r}: cannot be loaded: {reason}") from error
     local = Checkpoint(checkpoint.name, str(Path(folder)), local=True)
     weights = head_weights(local, _HEAD)
-    head = reward_head(set(weights), settings)
+    with torch.random.fork_rng(devices=[]):  # a new layer draws its weights
+        head = reward_head(set(weights), settings)
     fill(local, head, weights, _HEAD)
     biases = tuple(
         layer.bias is not None for layer in head.modules() if isinstance(layer, nn.Linear)

@@ -511,7 +511,9 @@ def test_secrets_in_urls_are_refused(url: str) -> None:
 def test_a_tokenizer_without_the_tag_is_refused(server: Server) -> None:
     with pytest.raises(ModelLoadError, match=r"step tag '<nope>' is \d+ tokens"):
         client(server, step_tag="<nope>")
-    with pytest.raises(ConfigError, match="use 'step_tag' or 'separator'"):
+    with pytest.raises(
+        ConfigError, match=r"convention = 'both': expected 'step_tag' or 'separator'"
+    ):
         client(server, convention="both")
     assert server.requests == []
 

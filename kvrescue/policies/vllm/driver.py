@@ -74,7 +74,8 @@ class EngineDriver(abc.ABC, Generic[T]):
     """
 
     error: ClassVar[type[KVRescueError]] = PolicyError
-    """What misuse raises."""
+    """What misuse and failures of vLLM raise."""
+    part: ClassVar[str] = "policy"
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
@@ -166,6 +167,18 @@ class EngineDriver(abc.ABC, Generic[T]):
                     self._finish(output, self._waiting.pop(output.request_id))
             await asyncio.sleep(0)
 
+    def _typed(self, error: Exception) -> KVRescueError:
+        """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
+        if isinstance(error, KVRescueError):
+            return error
+        reason = (str(error).splitlines() or [""])[0][:300]
+        typed = self.error(
+            f"{self.name}: vLLM failed ({type(error).__name__}: {reason}) and cannot go on; build "
+            f"the {self.part} anew"
+        )
+        typed.__cause__ = error
+        return typed
+
     def _fail(self, error: Exception) -> None:
         """A step that failed leaves vLLM's state undefined: the engine is not used again."""
         self._broken = error
@@ -227,18 +240,6 @@ class Driver(EngineDriver[None]):
             done.set_exception(ticket.draft.error)
         else:
             done.set_result(None)
-
-    def _typed(self, error: Exception) -> KVRescueError:
-        """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
-        if isinstance(error, KVRescueError):
-            return error
-        reason = (str(error).splitlines() or [""])[0][:300]
-        typed = PolicyError(
-            f"{self.name}: vLLM failed ({type(error).__name__}: {reason}) and cannot go on; build "
-            "the policy anew"
-        )
-        typed.__cause__ = error
-        return typed
 
     def _fail(self, error: Exception) -> None:
         self._tickets.clear()

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, ScorerError
 from kvrescue.policies.vllm.driver import EngineDriver
+from kvrescue.policies.vllm.start import choose_executor
 from kvrescue.policies.vllm.support import REFUSALS, Refusal
 
 __all__ = ["Pooled", "PoolingDriver", "pooling_config"]
@@ -67,14 +68,15 @@ class PoolingDriver(EngineDriver[Pooled]):
     """
 
     error: ClassVar[type[KVRescueError]] = ScorerError
+    part: ClassVar[str] = "scorer"
 
     def __init__(self, vllm_config: Any, name: str, *, cached: bool) -> None:
         try:
             super().__init__(vllm_config, name)
         except ValueError as error:  # memory, and weights that do not fit the model
-            text = str(error).splitlines()[0]
+            text = str(error).splitlines()[0].partition(". ")[0]
             if "memory" in text:
-                raise ConfigError(f"{name}: {text} (kv_cache_bytes)") from error
+                raise ConfigError(f"{name}: {text}: raise kv_cache_bytes") from error
             raise ModelLoadError(f"model = {name!r}: vLLM cannot load it: {text}") from error
         if _TASK not in self.llm.get_supported_tasks():
             self.shutdown()
@@ -172,8 +174,7 @@ def pooling_config(
         "hf_overrides": {**overrides, **more.pop("hf_overrides", {})},
         **more,
     }
-    if settings.get("tensor_parallel_size", 1) == 1:  # vLLM would start a process of its own
-        settings.setdefault("distributed_executor_backend", "uni")
+    choose_executor(settings)
     try:
         config = EngineArgs(**settings).create_engine_config()
     except KVRescueError:
