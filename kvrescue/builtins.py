@@ -36,4 +36,6 @@ def kvrescue_register_detectors(register: Register) -> None:
 @hookimpl
 def kvrescue_register_scorers(register: Register) -> None:
     register("qwen_prm", "kvrescue.scorers.specs:QwenPRMSpec")
+    register("vllm_prm", "kvrescue.scorers.specs:VLLMPRMSpec")
+    register("http_prm", "kvrescue.scorers.specs:HTTPPRMSpec")
     register("likelihood", "kvrescue.scorers.specs:LikelihoodSpec")

@@ -23,7 +23,7 @@ from kvrescue import presets
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
 from kvrescue.faults import UNKNOWN_NAME, line
-from kvrescue.options import Options
+from kvrescue.options import SECRETS, Options
 from kvrescue.overrides import TOO_DEEP, apply_overrides
 from kvrescue.plugins import Plugins
 from kvrescue.policies.base import PolicySpec, Sampling
@@ -110,7 +110,10 @@ def load_config(
 
 
 def resolved_yaml(config: RescueConfig) -> str:
-    """The whole configuration, defaults included; `load_config` reads back an equal one."""
+    """The whole configuration, defaults included; `load_config` reads back an equal one.
+
+    Keys (`scorer.api_key`) are left out: give them in the environment.
+    """
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
 
 
@@ -128,7 +131,7 @@ def config_hash(config: RescueConfig) -> str:
 def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
     """The data of a source, and the folder that its relative paths start at."""
     if isinstance(source, RescueConfig):
-        return source.model_dump(mode="json"), Path.cwd()
+        return source.model_dump(mode="json", context={SECRETS: True}), Path.cwd()
     if isinstance(source, Mapping):
         return _plain_copy(source, "configuration"), Path.cwd()
     if isinstance(source, str) and not _looks_like_path(source):

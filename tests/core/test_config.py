@@ -174,7 +174,13 @@ def test_the_json_schema_lists_the_kinds() -> None:
     with PLUGINS.registry.active():
         schema = RescueConfig.model_json_schema()
     scorer = schema["properties"]["scorer"]
-    assert scorer["properties"]["kind"]["enum"] == ["qwen_prm", "likelihood", "fake"]
+    assert scorer["properties"]["kind"]["enum"] == [
+        "qwen_prm",
+        "vllm_prm",
+        "http_prm",
+        "likelihood",
+        "fake",
+    ]
 
 
 # -- sources ----------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_builtins_come_through_the_same_hooks() -> None:
         "none",
     }
     assert info.components["detector"] == ("entropy", "gzip", "ngram")
-    assert info.components["scorer"] == ("qwen_prm", "likelihood")
+    assert info.components["scorer"] == ("qwen_prm", "vllm_prm", "http_prm", "likelihood")
     assert len(info.hooks) == len(KINDS)
 
 

@@ -1,14 +1,15 @@
-"""Driver: an in-process LLMEngine as coroutines; requests of all problems share its steps."""
+"""Drivers: an in-process LLMEngine as coroutines; requests of all problems share its steps."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import itertools
 import random
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,19 +23,24 @@ from kvrescue.policies.vllm.messages import Ticket
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "EngineDriver"]
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """vLLM seeds the generators of the whole process when a worker starts in it."""
+def _process_kept() -> Iterator[None]:
+    """When a worker starts, vLLM seeds the generators of the whole process, and on a CPU it turns
+    off torch.set_num_threads."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads = torch.set_num_threads
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        torch.set_num_threads = set_num_threads
 
 
 _alive: set[int] = set()
@@ -61,12 +67,19 @@ def _shut_down(core: Any, key: int) -> None:
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
 
 
-class Driver:
-    """Runs requests to their end; one background task steps the engine while there are any."""
+class EngineDriver(abc.ABC, Generic[T]):
+    """Runs requests to their end; one background task steps the engine while there are any.
+
+    Subclasses say what a request is and what comes of it.
+    """
+
+    error: ClassVar[type[KVRescueError]] = PolicyError
+    """What misuse and failures of vLLM raise."""
+    part: ClassVar[str] = "policy"
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
-        with _random_state_kept():
+        with _process_kept():
             self.llm: Any = LLMEngine(
                 vllm_config,
                 Executor.get_class(vllm_config),
@@ -75,50 +88,23 @@ class Driver:
             )
         self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
-        if not isinstance(self.scheduler, DraftScheduler):
-            raise PolicyError(f"{name}: vLLM did not use kvrescue's scheduler")
         self.steps = 0
         self._numbers = itertools.count()
-        self._waiting: dict[str, tuple[Ticket, asyncio.Future[None]]] = {}
+        self._waiting: dict[str, asyncio.Future[T]] = {}
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broken: Exception | None = None
 
+    @abc.abstractmethod
+    def _finish(self, output: Any, done: asyncio.Future[T]) -> None:
+        """A request ended by itself: set what its future gives. Nobody waits if that is done."""
+
+    def _forget(self, name: str) -> None:
+        """A request was stopped."""
+
     def new_name(self) -> str:
         """A name that no other request or state of this engine has."""
         return f"kvr{next(self._numbers)}"
-
-    def submit(
-        self,
-        tokens: Sequence[int],
-        ticket: Ticket,
-        *,
-        sampling: Sampling = GREEDY,
-        seed: int | None = None,
-        max_tokens: int = 1,
-    ) -> asyncio.Future[None]:
-        """Queue a request; the future resolves when it has ended by itself."""
-        loop = self._start()
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=seed,
-            max_tokens=max_tokens,
-            ignore_eos=True,  # the draft decides
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args=ticket.extra_args,
-        )
-        done: asyncio.Future[None] = loop.create_future()
-        self.scheduler.expect(ticket)
-        try:
-            self.llm.add_request(ticket.name, TokensPrompt(prompt_token_ids=list(tokens)), params)
-        except BaseException:
-            self.scheduler.tickets.pop(ticket.name)
-            raise
-        self._waiting[ticket.name] = (ticket, done)
-        return done
 
     def abort(self, names: Sequence[str]) -> None:
         """Stop requests at once; their blocks are free when this returns."""
@@ -126,21 +112,29 @@ class Driver:
         if alive:
             self.llm.abort_request(alive)
         for name in alive:
-            ticket, done = self._waiting.pop(name)
-            self.scheduler.tickets.pop(ticket.name, None)
+            done = self._waiting.pop(name)
+            self._forget(name)
             if not done.get_loop().is_closed():
                 done.cancel()
 
     def shutdown(self) -> None:
         """Stop the engine and fail those who wait; idempotent."""
         if self.llm is not None:
-            self._fail(PolicyError(f"{self.name} is closed"))
+            self._fail(self.error(f"{self.name} is closed"))
             self.llm = None
             self._finalizer()
 
+    def _queue(self, name: str, tokens: Sequence[int], params: Any) -> asyncio.Future[T]:
+        """Give a request to the engine; to be called after `_start`."""
+        prompt = TokensPrompt(prompt_token_ids=list(tokens))
+        self.llm.add_request(name, prompt, params)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = done
+        return done
+
     # -- driving --------------------------------------------------------------------------------
 
-    def _start(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> None:
         if self._broken is not None:
             raise self._broken
         loop = asyncio.get_running_loop()
@@ -148,13 +142,12 @@ class Driver:
             self._run(loop)
         elif loop is not self._loop:
             if self._loop is not None and not self._loop.is_closed():
-                raise PolicyError(
+                raise self.error(
                     f"{self.name} is at work on another event loop; use one Rescue (or one loop) "
                     "per engine at a time"
                 )
             self.abort(list(self._waiting))  # the old loop died in the middle of its work
             self._run(loop)
-        return loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -171,26 +164,17 @@ class Driver:
             self.steps += 1
             for output in outputs:
                 if output.finished and output.request_id in self._waiting:
-                    self._resolve(output.request_id)
+                    self._finish(output, self._waiting.pop(output.request_id))
             await asyncio.sleep(0)
-
-    def _resolve(self, name: str) -> None:
-        ticket, done = self._waiting.pop(name)
-        if done.done():
-            return
-        if ticket.draft is not None and ticket.draft.error is not None:
-            done.set_exception(ticket.draft.error)
-        else:
-            done.set_result(None)
 
     def _typed(self, error: Exception) -> KVRescueError:
         """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
         if isinstance(error, KVRescueError):
             return error
         reason = (str(error).splitlines() or [""])[0][:300]
-        typed = PolicyError(
+        typed = self.error(
             f"{self.name}: vLLM failed ({type(error).__name__}: {reason}) and cannot go on; build "
-            "the policy anew"
+            f"the {self.part} anew"
         )
         typed.__cause__ = error
         return typed
@@ -199,6 +183,64 @@ class Driver:
         """A step that failed leaves vLLM's state undefined: the engine is not used again."""
         self._broken = error
         waiting, self._waiting = self._waiting, {}
-        for _, done in waiting.values():
+        for done in waiting.values():
             if not done.done():
                 done.set_exception(error)
+
+
+class Driver(EngineDriver[None]):
+    """Drives a policy's engine: a request is a ticket, and its future gives nothing."""
+
+    def __init__(self, vllm_config: Any, name: str) -> None:
+        super().__init__(vllm_config, name)
+        if not isinstance(self.scheduler, DraftScheduler):
+            raise PolicyError(f"{name}: vLLM did not use kvrescue's scheduler")
+        self._tickets: dict[str, Ticket] = {}
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        ticket: Ticket,
+        *,
+        sampling: Sampling = GREEDY,
+        seed: int | None = None,
+        max_tokens: int = 1,
+    ) -> asyncio.Future[None]:
+        """Queue a request; the future resolves when it has ended by itself."""
+        self._start()
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=True,  # the draft decides
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=ticket.extra_args,
+        )
+        self.scheduler.expect(ticket)
+        try:
+            done = self._queue(ticket.name, tokens, params)
+        except BaseException:
+            self.scheduler.tickets.pop(ticket.name)
+            raise
+        self._tickets[ticket.name] = ticket
+        return done
+
+    def _forget(self, name: str) -> None:
+        del self._tickets[name]
+        self.scheduler.tickets.pop(name, None)
+
+    def _finish(self, output: Any, done: asyncio.Future[None]) -> None:
+        ticket = self._tickets.pop(output.request_id)
+        if done.done():
+            return
+        if ticket.draft is not None and ticket.draft.error is not None:
+            done.set_exception(ticket.draft.error)
+        else:
+            done.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self._tickets.clear()
+        super()._fail(error)

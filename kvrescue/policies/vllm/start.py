@@ -18,7 +18,7 @@ from kvrescue.policies.vllm.export import model_folder
 from kvrescue.policies.vllm.options import pack
 from kvrescue.policies.vllm.support import check_config
 
-__all__ = ["default_memory", "default_type", "engine_config"]
+__all__ = ["choose_executor", "default_memory", "default_type", "engine_config"]
 
 _OURS = ("model", "scheduler_cls", "worker_cls", "additional_config", "max_model_len", "dtype")
 _SCHEDULERS = {
@@ -75,11 +75,7 @@ def engine_config(
         **_overrides(folder),
         **options,
     }
-    parallel = settings.get("tensor_parallel_size", 1) != 1
-    # One rank runs in this process, where vLLM would start another one.
-    settings.setdefault("distributed_executor_backend", "mp" if parallel else "uni")
-    if cpu and parallel:  # vLLM binds a rank to a NUMA node and fails where there are fewer
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    choose_executor(settings)
     try:
         config = EngineArgs(**settings).create_engine_config()
     except KVRescueError:
@@ -88,6 +84,16 @@ def engine_config(
         raise ConfigError(f"vLLM refuses its options: {error}") from error
     check_config(config, evictor)
     return config
+
+
+def choose_executor(settings: dict[str, Any]) -> None:
+    """Where ranks run, unless the settings say so."""
+    parallel = settings.get("tensor_parallel_size", 1) != 1
+    # One rank runs in this process, where vLLM would start another one.
+    settings.setdefault("distributed_executor_backend", "mp" if parallel else "uni")
+    if parallel and current_platform.is_cpu():
+        # vLLM binds a rank to a NUMA node and fails where there are fewer.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def _overrides(folder: str) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""Pooling engines: vLLM as a reward model, in this process; one row of probabilities per place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+from vllm import PoolingParams
+from vllm.config import PoolerConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, ScorerError
+from kvrescue.policies.vllm.driver import EngineDriver
+from kvrescue.policies.vllm.start import choose_executor
+from kvrescue.policies.vllm.support import REFUSALS, Refusal
+
+__all__ = ["Pooled", "PoolingDriver", "pooling_config"]
+
+_TASK: Final = "token_classify"
+_OURS: Final = (
+    "model",
+    "runner",
+    "convert",
+    "scheduler_cls",
+    "worker_extension_cls",
+    "pooler_config",
+    "max_model_len",
+    "dtype",
+    "enable_prefix_caching",
+)
+_OTHERWISE: Final = {
+    "runner": Refusal(
+        "runner",
+        lambda c: None if c.model_config.runner_type == "pooling" else c.model_config.runner_type,
+        "a generating model returns no scores",
+        "leave it alone",
+        always=True,
+    ),
+    "pipeline_parallel_size": Refusal(
+        "pipeline_parallel_size",
+        lambda c: (n := c.parallel_config.pipeline_parallel_size) > 1 and n,
+        "the reward head lives on another rank",
+        "use tensor_parallel_size instead",
+        always=True,
+    ),
+}
+_REFUSALS: Final = tuple(_OTHERWISE.get(r.setting, r) for r in REFUSALS if r.always)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What came of one text."""
+
+    rows: list[list[float]]
+    skipped: int
+    """Leading tokens without rows: their keys and values were in the prefix cache."""
+
+
+class PoolingDriver(EngineDriver[Pooled]):
+    """Runs texts through a reward model; texts of all problems in flight share its steps.
+
+    `cached`: texts may start from the prefix cache, and then have no rows for those tokens.
+
+    Raises ConfigError and ModelLoadError when the engine cannot start.
+    """
+
+    error: ClassVar[type[KVRescueError]] = ScorerError
+    part: ClassVar[str] = "scorer"
+
+    def __init__(self, vllm_config: Any, name: str, *, cached: bool) -> None:
+        try:
+            super().__init__(vllm_config, name)
+        except ValueError as error:  # memory, and weights that do not fit the model
+            text = str(error).splitlines()[0].partition(". ")[0]
+            if "memory" in text:
+                raise ConfigError(f"{name}: {text}: raise kv_cache_bytes") from error
+            raise ModelLoadError(f"model = {name!r}: vLLM cannot load it: {text}") from error
+        if _TASK not in self.llm.get_supported_tasks():
+            self.shutdown()
+            raise ModelLoadError(
+                f"model = {name!r}: vLLM does not classify tokens with it; use a reward model"
+            )
+        self._cached = cached
+
+    async def run(self, texts: Sequence[Sequence[int]]) -> list[Pooled]:
+        """Results of texts, in order; if one fails, or the caller is cancelled, all are stopped.
+
+        Raises ScorerError when the engine is closed or at work on another event loop.
+        """
+        self._start()
+        names = [self.new_name() for _ in texts]
+        try:
+            futures = [
+                self._queue(name, tokens, self._params())
+                for name, tokens in zip(names, texts, strict=True)
+            ]
+            return list(await asyncio.gather(*futures))
+        except BaseException:
+            self.abort(names)
+            raise
+
+    def _params(self) -> PoolingParams:
+        return PoolingParams(
+            task=_TASK,
+            use_activation=True,
+            # vLLM reads nothing by default, so that every token has its row; the last always has.
+            skip_reading_prefix_cache=not self._cached,
+        )
+
+    def _finish(self, output: Any, done: asyncio.Future[Pooled]) -> None:
+        if done.done():
+            return
+        if output.error is not None:
+            done.set_exception(ScorerError(f"{self.name}: vLLM failed: {output.error}"))
+            return
+        done.set_result(Pooled(output.outputs.data.tolist(), int(output.num_cached_tokens)))
+
+
+def pooling_config(
+    folder: str,
+    *,
+    pooling: Literal["ALL", "STEP"],
+    step_tag: int | None,
+    cached: bool,
+    overrides: Mapping[str, Any],
+    dtype: str,
+    max_context: int,
+    kv_cache_bytes: int | None,
+    max_live: int,
+    options: Mapping[str, Any],
+) -> Any:
+    """A VllmConfig for a reward model in which nothing is unsupported. Raises ConfigError.
+
+    Args:
+        folder: the checkpoint, in Hugging Face layout.
+        pooling: "STEP" returns rows of the tokens `step_tag`, "ALL" those of all tokens.
+        step_tag: always given with "STEP": what vLLM would take is the id in one tokenizer.
+        cached: keep a prefix cache; vLLM has none with "STEP".
+        overrides: changes of the model's own configuration.
+        dtype, max_context, kv_cache_bytes, max_live: see `VLLMPRM`.
+        options: further fields of vLLM's EngineArgs; they override our defaults and are checked.
+    """
+    cpu = current_platform.is_cpu()
+    for name in _OURS:
+        if name in options:
+            raise ConfigError(
+                f"options.{name} = {options[name]!r} is set by kvrescue; use the scorer's own "
+                "arguments"
+            )
+    more = {**options}
+    settings: dict[str, Any] = {
+        "model": folder,
+        "runner": "pooling",
+        "convert": "none",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "dtype": dtype,
+        "seed": 0,
+        "max_model_len": max_context,
+        "max_num_seqs": max_live,
+        "max_num_batched_tokens": max(2048, max_context, max_live),
+        "block_size": 32 if cpu else 16,
+        "enable_prefix_caching": cached,
+        "async_scheduling": False,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "kv_cache_memory_bytes": kv_cache_bytes,
+        "pooler_config": PoolerConfig(tok_pooling_type=pooling, step_tag_id=step_tag),
+        "worker_extension_cls": "kvrescue.policies.vllm.reward.Registered",
+        "hf_overrides": {**overrides, **more.pop("hf_overrides", {})},
+        **more,
+    }
+    choose_executor(settings)
+    try:
+        config = EngineArgs(**settings).create_engine_config()
+    except KVRescueError:
+        raise
+    except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"vLLM refuses its options: {error}") from error
+    for refusal in _REFUSALS:
+        if value := refusal.found(config):
+            raise ConfigError(
+                f"vLLM: {refusal.setting} = {value!r} is not supported: {refusal.why}; "
+                f"{refusal.change}"
+            )
+    return config
