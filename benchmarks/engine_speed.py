@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.rescoring import Rescorer
 from kvrescue import Limits, Proposer, Question, Rescue, Sampling
 from kvrescue.engine.checkpoint import resolve
 from kvrescue.evaluation.bill import bills
@@ -51,7 +52,7 @@ class Peer:
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
         self.model.eval()
-        self.n, self.prm = n, prm
+        self.n, self.rescorer = n, Rescorer(prm)
         self.separator = self.tokenizer.convert_tokens_to_ids("\n\n")
         self.eos = self.tokenizer.eos_token_id
 
@@ -86,47 +87,20 @@ class Peer:
         steps = [self.cut(tokens) for tokens in out]
         decoded = [str(self.tokenizer.decode(s, skip_special_tokens=True)) for s in steps]
         texts = [decoded[i * self.n : (i + 1) * self.n] for i in range(len(runs))]
-        best = self.score(runs, texts)
+        scores = self.rescorer.score([(r.question, r.steps) for r in runs], texts)
         for i, run in enumerate(runs):
-            chosen = steps[i * self.n + best[i]]
+            best = scores[i].index(max(scores[i]))
+            chosen = steps[i * self.n + best]
             run.ids += chosen
-            run.steps.append(texts[i][best[i]])
+            run.steps.append(texts[i][best])
             used = len(run.ids) - run.prompt
-            run.done = chosen[-1] == self.eos or used >= MAX_OUTPUT or not texts[i][best[i]].strip()
+            run.done = chosen[-1] == self.eos or used >= MAX_OUTPUT or not texts[i][best].strip()
 
     def cut(self, tokens: list[int]) -> list[int]:
         for i, token in enumerate(tokens):
             if token in (self.separator, self.eos):
                 return tokens[: i + 1]
         return tokens
-
-    def score(self, runs: list[Run], texts: list[list[str]]) -> list[int]:
-        """Re-prefill prompt, steps and candidate for each candidate; index of the best per run."""
-        rows = []
-        for run, candidates in zip(runs, texts, strict=True):
-            prefix = self.prm.prefix_ids(run.question)
-            for step in run.steps:
-                prefix = prefix + self.prm.step_ids(step)
-            rows += [prefix + self.prm.step_ids(c) for c in candidates]
-        longest = max(map(len, rows))
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row)
-        hidden = self.reward_model(input_ids=ids).last_hidden_state
-        last = hidden[torch.arange(len(rows)), torch.tensor([len(r) - 1 for r in rows])]
-        scores = self.prm.head(last).softmax(-1)[:, 1].view(len(runs), -1)
-        return scores.argmax(dim=-1).tolist()
-
-    @property
-    def reward_model(self) -> torch.nn.Module:
-        """The reward model's backbone with its ordinary attention."""
-        if not hasattr(self, "_reward"):
-            from transformers import AutoConfig, AutoModel
-
-            config = AutoConfig.from_pretrained(resolve("tiny/prm").path)
-            self._reward = AutoModel.from_config(config, dtype=torch.float32).eval()
-            self._reward.load_state_dict(self.prm.engine.adapter.decoder.state_dict())
-        return self._reward
 
 
 def run_peer(peer: Peer, questions: list[str], lock_step: bool) -> tuple[int, float]:

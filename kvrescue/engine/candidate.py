@@ -35,7 +35,7 @@ class GrowingCandidate:
         self.text = StepText(pieces, separator, carry)
         self.verdict: Verdict | None = None
         self.stop: StopReason | None = None
-        self._bank = DetectorBank(detectors)
+        self._bank = DetectorBank(detectors) if detectors else None
         self._eos = eos
         self._cap = cap
         self._cap_reason = cap_reason
@@ -47,14 +47,14 @@ class GrowingCandidate:
         """
         self.token_ids.append(token_id)
         self.entropies.append(entropy)
-        is_eos = token_id in self._eos
-        new, boundary = ("", False) if is_eos else self.text.push(token_id)
-        if not is_eos:
+        if token_id in self._eos:
+            self.stop = StopReason.EOS
+            return self.stop
+        new, boundary = self.text.push(token_id)
+        if self._bank is not None:
             self.verdict = self._bank.update(TokenEvent(token_id, new, entropy))
         if self.verdict is not None:
             self.stop = StopReason.ABORTED
-        elif is_eos:
-            self.stop = StopReason.EOS
         elif boundary:
             self.stop = StopReason.SEPARATOR
         elif len(self.token_ids) >= self._cap:

@@ -15,6 +15,7 @@ from kvrescue import Rescue
 from kvrescue.evaluation.bill import bills
 from kvrescue.evictors import RKV
 from kvrescue.evictors.base import Evictor
+from kvrescue.policies.vllm.messages import Due
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.types import Candidate, StopReason
 from tests.policies.parts import BASE, DRAWN, foreign, idle, questions
@@ -152,12 +153,18 @@ async def test_a_run_replays_to_the_same_cache_in_the_torch_engine(evictor: Evic
 
 
 def cache_of(policy: VLLMPolicy, state: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values [layers, heads, length, dim] and positions [layers, heads, length]."""
+    """Keys, values [layers, heads, length, dim] and positions [layers, heads, length], by age."""
     driver = policy.engine.driver
     paged = driver.llm.model_executor.driver_worker.worker.model_runner.paged
     held = driver.scheduler.held[state]
     blocks = torch.tensor([[b.block_id for b in held.blocks]])
-    pairs = [paged.layout.read(cache, blocks) for cache in paged.caches]
-    positions = paged.positions[blocks[0]].permute(1, 2, 0, 3).flatten(2)
-    keys, values = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
-    return keys[:, :, : held.length], values[:, :, : held.length], positions[..., : held.length]
+    keep = held.prefix + policy.engine.evictor.bound if held.evicted else 0
+    due = Due(held.length, 0, held.prefix, held.logical, settled=keep)
+    layers, shift = slice(0, len(paged.caches)), torch.tensor([held.evicted], dtype=torch.int32)
+    positions, order = paged.positions_of(layers, blocks, shift, due)[:, 0].sort()
+    wide = order[..., None].expand(-1, -1, -1, paged.head_dim)
+    keys, values = (
+        torch.cat([read(cache, blocks) for cache in paged.caches]).gather(2, wide)
+        for read in (paged.layout.keys, paged.layout.values)
+    )
+    return keys, values, positions

@@ -270,10 +270,10 @@ def test_a_wrong_layout_is_caught() -> None:
         find_layout(found, blocks, [FusedHeadLayout()])
 
 
-def test_a_layout_that_reads_well_but_writes_badly_is_caught() -> None:
+def test_a_layout_that_reads_well_but_moves_badly_is_caught() -> None:
     class Careless(TransposedKeyLayout):
-        def write(self, cache: Any, blocks: Any, keys: Any, values: Any) -> None:
-            super().write(cache, blocks, keys, keys)
+        def move(self, cache: Any, source: Any, target: Any) -> None:
+            super().move(cache, source, (target[0], target[1], target[2].flip(0)))
 
     found, blocks = layers()
     with pytest.raises(ConfigError, match="does not know"):
@@ -291,27 +291,31 @@ def test_caches_of_another_shape_are_refused() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("strided", [False, True])
-def test_layouts_read_what_they_wrote(layout: Any, strided: bool) -> None:
+def test_layouts_move_entries_and_nothing_else(layout: Any, strided: bool) -> None:
     cache = torch.randn(9, 2, 4, 12)
     if strided:
         if isinstance(layout, TransposedKeyLayout):
             return  # the CPU's caches are contiguous
         cache = torch.randn(9, 4, 2, 12).transpose(1, 2)
     blocks = torch.tensor([[3, 1], [8, 5]])
-    keys, values = torch.randn(2, 2, 8, 6), torch.randn(2, 2, 8, 6)
+    keys, values = layout.keys(cache, blocks), layout.values(cache, blocks)
+    assert keys.shape == values.shape == (2, 2, 8, 6)
     rest = cache[[0, 2, 4, 6, 7]].clone()
-    layout.write(cache, blocks, keys, values)
-    found = layout.read(cache, blocks)
-    assert torch.equal(found[0], keys)
-    assert torch.equal(found[1], values)
+    source = torch.tensor([1, 5]), torch.tensor([0, 1]), torch.tensor([2, 3])
+    target = torch.tensor([3, 8]), torch.tensor([0, 1]), torch.tensor([1, 0])
+    layout.move(cache, source, target)
+    for name, before in (("keys", keys), ("values", values)):
+        before[0, 0, 1] = before[0, 0, 4 + 2]
+        before[1, 1, 0] = before[1, 1, 4 + 3]
+        assert torch.equal(getattr(layout, name)(cache, blocks), before)
     assert torch.equal(cache[[0, 2, 4, 6, 7]], rest)
 
 
 def test_the_fused_layout_is_key_then_value() -> None:
-    cache = torch.arange(2 * 1 * 2 * 4.0).view(2, 1, 2, 4)
-    keys, values = FusedHeadLayout().read(cache, torch.tensor([[1, 0]]))
-    assert keys[0, 0].tolist() == [[8, 9], [12, 13], [0, 1], [4, 5]]
-    assert values[0, 0].tolist() == [[10, 11], [14, 15], [2, 3], [6, 7]]
+    cache, blocks = torch.arange(2 * 1 * 2 * 4.0).view(2, 1, 2, 4), torch.tensor([[1, 0]])
+    layout = FusedHeadLayout()
+    assert layout.keys(cache, blocks)[0, 0].tolist() == [[8, 9], [12, 13], [0, 1], [4, 5]]
+    assert layout.values(cache, blocks)[0, 0].tolist() == [[10, 11], [14, 15], [2, 3], [6, 7]]
 
 
 def test_an_unknown_attention_interface_is_refused() -> None:

@@ -20,17 +20,24 @@ from kvrescue.errors import ConfigError
 __all__ = ["LAYOUTS", "FusedHeadLayout", "Layout", "QueryRing", "TransposedKeyLayout", "capture"]
 
 
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Where entries lie: their blocks, KV heads and places within the block, each [entries] int64."""
+
+
 class Layout(Protocol):
     """How one layer's cache [blocks, kv_heads, block_size, 2 * head_dim] is to be read."""
 
     name: str
 
-    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each [rows, kv_heads, n * block_size, head_dim], of `blocks`
-        [rows, n]: the entries of the rows' blocks in order. Copies or views."""
+    def keys(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """[rows, kv_heads, n * block_size, head_dim] of `blocks` [rows, n], the entries of the
+        rows' blocks in order; a copy."""
 
-    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The inverse of `read`."""
+    def values(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """The same of the values."""
+
+    def move(self, cache: Tensor, source: Entries, target: Entries) -> None:
+        """Copy keys and values of the entries at `source` to `target`."""
 
 
 class FusedHeadLayout:
@@ -39,17 +46,16 @@ class FusedHeadLayout:
 
     name = "fused head"
 
-    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        rows, count = blocks.shape
-        heads, size, width = cache.shape[1:]
-        found = cache.index_select(0, blocks.flatten()).view(rows, count, heads, size, width)
-        found = found.transpose(1, 2).reshape(rows, heads, count * size, width)
-        return found[..., : width // 2], found[..., width // 2 :]
+    def keys(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        found = cache[..., : cache.shape[3] // 2].index_select(0, blocks.flatten())
+        return _in_rows(found, blocks)
 
-    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
-        count, size = blocks.shape[1], cache.shape[2]
-        both = torch.cat([keys, values], dim=-1).unflatten(2, (count, size))
-        cache.index_copy_(0, blocks.flatten(), both.transpose(1, 2).flatten(0, 1))
+    def values(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        found = cache[..., cache.shape[3] // 2 :].index_select(0, blocks.flatten())
+        return _in_rows(found, blocks)
+
+    def move(self, cache: Tensor, source: Entries, target: Entries) -> None:
+        cache[target] = cache[source]
 
 
 class TransposedKeyLayout:
@@ -59,26 +65,30 @@ class TransposedKeyLayout:
     name = "transposed key"
 
     def _views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [blocks, kv_heads, head_dim, block_size], values [.., block_size, head_dim]."""
         blocks, heads, size, width = cache.shape
         halves = cache.view(blocks, heads, 2, size * width // 2)
         keys = halves[:, :, 0].unflatten(2, (width // 2, size))
         return keys, halves[:, :, 1].unflatten(2, (size, width // 2))
 
-    def read(self, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        key_view, value_view = self._views(cache)
-        flat = blocks.flatten()
-        keys = key_view.index_select(0, flat).unflatten(0, tuple(blocks.shape))
-        values = value_view.index_select(0, flat).unflatten(0, tuple(blocks.shape))
-        return keys.permute(0, 2, 1, 4, 3).flatten(2, 3), values.transpose(1, 2).flatten(2, 3)
+    def keys(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        found = self._views(cache)[0].index_select(0, blocks.flatten())
+        return _in_rows(found.transpose(2, 3), blocks)
 
-    def write(self, cache: Tensor, blocks: Tensor, keys: Tensor, values: Tensor) -> None:
-        key_view, value_view = self._views(cache)
-        count, size = blocks.shape[1], cache.shape[2]
-        flat = blocks.flatten()
-        keys = keys.unflatten(2, (count, size)).permute(0, 2, 1, 4, 3).flatten(0, 1)
-        key_view.index_copy_(0, flat, keys)
-        values = values.unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
-        value_view.index_copy_(0, flat, values)
+    def values(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        return _in_rows(self._views(cache)[1].index_select(0, blocks.flatten()), blocks)
+
+    def move(self, cache: Tensor, source: Entries, target: Entries) -> None:
+        keys, values = self._views(cache)
+        keys = keys.transpose(2, 3)
+        keys[target] = keys[source]
+        values[target] = values[source]
+
+
+def _in_rows(found: Tensor, blocks: Tensor) -> Tensor:
+    """Blocks [rows * n, kv_heads, block_size, head_dim] in a row after one another."""
+    by_row: Tensor = found.unflatten(0, tuple(blocks.shape))
+    return by_row.transpose(1, 2).flatten(2, 3)
 
 
 LAYOUTS: tuple[Layout, ...] = (TransposedKeyLayout(), FusedHeadLayout())
@@ -127,7 +137,10 @@ class QueryRing:
         self._free = list(range(2 * old - 1, old - 1, -1))
 
     def copy(self, source: str, target: str) -> None:
-        """`target` gets its own copy of the queries of `source`."""
+        """`target` gets its own copy of the queries of `source`, if that has any."""
+        if source not in self.slots:
+            self.drop(target)
+            return
         size, old, new = self.observation, self.slots[source], self.slot(target)
         ring = self.queries
         ring[:, new * size : (new + 1) * size] = ring[:, old * size : (old + 1) * size]
@@ -142,22 +155,27 @@ class QueryRing:
         if owner in self.slots:
             self._free.append(self.slots.pop(owner))
 
-    def arm(self, take: np.ndarray, put: np.ndarray) -> None:
-        """In the next forward pass, the queries of tokens `take` go to places `put`."""
+    def arm(self, take: Sequence[int], put: Sequence[int], tokens: int) -> None:
+        """In the next forward pass, which is of `tokens` tokens, the queries of those in `take`
+        (ascending) go to places `put`."""
         device = self.queries.device
-        self._take = torch.from_numpy(take).to(device, non_blocking=True)
-        self._put = torch.from_numpy(put).to(device, non_blocking=True)
+        all_of_them = len(take) == tokens
+        self._take = None if all_of_them else torch.tensor(take).to(device, non_blocking=True)
+        self._put = torch.tensor(put).to(device, non_blocking=True)
         self.calls = 0
 
     def disarm(self) -> None:
         self._take = self._put = None
+        self.calls = 0
 
     def record(self, layer: int, query: Tensor) -> None:
-        """Called by every layer with its queries [tokens, q_heads * head_dim or (.., ..)]."""
-        if self._take is None or self._put is None:
+        """Called by every layer with its queries [tokens, q_heads * head_dim or (.., ..)]; there
+        may be further rows, which pad the batch."""
+        if self._put is None:
             return
-        wanted = query.index_select(0, self._take).view(-1, *self.queries.shape[2:])
-        self.queries[layer].index_copy_(0, self._put, wanted)
+        take, place = self._take, self.queries[layer]
+        query = query[: len(self._put)] if take is None else query.index_select(0, take)
+        place.index_copy_(0, self._put, query.reshape(-1, *place.shape[1:]))
         self.calls += 1
 
     def recent(self, owners: Sequence[str], logical: Sequence[int], count: int) -> Tensor:

@@ -97,7 +97,10 @@ class Due:
     prefix: int
     """... how many of those are protected leading ones, ..."""
     logical: int
-    """... and how many tokens it has seen."""
+    """... how many tokens it has seen, ..."""
+    settled: int
+    """... and how many of the entries an earlier eviction left: those are in no order, and their
+    positions are noted; the others follow in the order of time, without a gap."""
 
 
 @dataclass(slots=True)
@@ -110,7 +113,10 @@ class StepMessage:
     releases: list[str] = field(default_factory=list)
     """States that are no longer needed."""
     evicted: dict[str, int] = field(default_factory=dict)
-    """By request: logical minus physical length before this step's forward pass."""
+    """By request, in its first step and whenever it changed: logical minus physical length before
+    this step's forward pass."""
+    captures: dict[str, int] = field(default_factory=dict)
+    """By request: how many of this step's last tokens an eviction may want the queries of."""
     due: dict[str, Due] = field(default_factory=dict)
     """Requests to evict from after it."""
     keep_logits: list[str] = field(default_factory=list)

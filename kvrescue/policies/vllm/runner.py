@@ -138,7 +138,9 @@ class EvictionMixin(EntropyMixin):
         self.paged = PagedCache(evictor, layout, caches, self.ring)
         for number, layer in enumerate(layers):
             capture(layer, number, self.ring)
-        self._evicted = np.zeros(self.max_num_reqs, dtype=np.int64)
+        self._evicted: dict[str, int] = {}
+        self._rows: list[str] = []
+        self._shift: Tensor | None = None
         self._logits: dict[str, Tensor] = {}
         self._wrap_slot_mapping()
 
@@ -149,10 +151,11 @@ class EvictionMixin(EntropyMixin):
         inner = table.compute_slot_mapping
 
         def compute_slot_mapping(num_reqs: int, query_start_loc: Tensor, positions: Tensor) -> None:
-            if self._message is not None:
-                evicted = torch.from_numpy(self._evicted[:num_reqs]).to(positions.device)
-                rows = self.req_indices.gpu[: positions.shape[0]].long()
-                positions = positions - evicted[rows]
+            shift, tokens = self._shift, positions.shape[0]
+            if self._message is not None and shift is not None:
+                if tokens != num_reqs:  # else every request has one token
+                    shift = shift.index_select(0, self.req_indices.gpu[:tokens].long())
+                positions = positions - shift
             inner(num_reqs, query_start_loc, positions)
 
         table.compute_slot_mapping = compute_slot_mapping
@@ -167,7 +170,7 @@ class EvictionMixin(EntropyMixin):
                 "VLLMPolicy, which sets scheduler_cls and worker_cls together"
             )
         self._message = message
-        self._repeats = {fork.request: fork.state for fork in message.forks if fork.repeats}
+        self._repeats = {fork.request for fork in message.forks if fork.repeats}
         self._apply(message, scheduler_output.finished_req_ids)
         try:
             return super().execute_model(scheduler_output, intermediate_tensors)
@@ -184,14 +187,17 @@ class EvictionMixin(EntropyMixin):
         for request in finished:
             ring.drop(f"request {request}")
             logits.pop(f"request {request}", None)
+            self._evicted.pop(request, None)
         for fork in message.forks:
             ring.copy(f"state {fork.state}", f"request {fork.request}")
-        for fork in message.forks:
             if fork.repeats:  # kept apart: the state may be released in this very step
                 logits[f"fork {fork.request}"] = logits[f"state {fork.state}"]
         for state in message.releases:
             ring.drop(f"state {state}")
             logits.pop(f"state {state}", None)
+        if message.evicted:
+            self._evicted.update(message.evicted)
+            self._rows = []
 
     def _update_states(self, scheduler_output: Any) -> Any:
         result = super()._update_states(scheduler_output)  # type: ignore[misc]
@@ -204,35 +210,49 @@ class EvictionMixin(EntropyMixin):
         message = self._message
         if message is None:
             return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
-        requests = list(self.input_batch.req_ids)
-        count = len(requests)
-        self._evicted[:count] = [message.evicted[r] for r in requests]
+        self._find_shift()
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
-        evicted = torch.from_numpy(self._evicted[:count])
-        self.seq_lens[:count] -= evicted.to(self.seq_lens)
-        self.optimistic_seq_lens_cpu[:count] -= evicted.to(self.optimistic_seq_lens_cpu)
-        total = int(num_scheduled_tokens.sum())
-        rows = np.repeat(np.arange(count), num_scheduled_tokens)
-        repeats = np.array([r in self._repeats for r in requests])[rows]
-        slots = self.input_batch.block_table[0].slot_mapping.gpu[:total]
-        if repeats.any():
-            slots[torch.from_numpy(repeats.nonzero()[0]).to(slots.device)] = _NOWHERE
-        self.paged.note_positions(slots, self.positions[:total])
-        self._arm(requests, num_scheduled_tokens, rows, repeats)
+        if self._shift is not None:
+            count = len(self._rows)
+            self.seq_lens[:count] -= self._shift
+            self.optimistic_seq_lens_cpu[:count] -= self._shift_cpu
+        if self._repeats:
+            self._write_nowhere(num_scheduled_tokens)
+        if message.captures:
+            self._arm(message.captures, num_scheduled_tokens)
         return prepared
 
-    def _arm(
-        self, requests: list[str], scheduled: np.ndarray, rows: np.ndarray, repeats: np.ndarray
-    ) -> None:
-        """Say which tokens' queries are remembered: the last ones of every request."""
-        before = self.input_batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64)
-        first = np.cumsum(scheduled) - scheduled
-        position = before[rows] + np.arange(len(rows)) - first[rows]
+    def _find_shift(self) -> None:
+        """[requests] logical minus physical length, None where nobody's differ; kept while the
+        batch and the lengths' difference stay what they are."""
+        requests = self.input_batch.req_ids
+        if requests == self._rows:
+            return
+        self._rows = list(requests)
+        evicted = [self._evicted[r] for r in requests]
+        self._shift_cpu = torch.tensor(evicted, dtype=self.optimistic_seq_lens_cpu.dtype)
+        self._shift = self._shift_cpu.to(self.seq_lens) if any(evicted) else None
+
+    def _write_nowhere(self, scheduled: np.ndarray) -> None:
+        """What a repeated token computes is known: its slot must not be written."""
+        slots = self.input_batch.block_table[0].slot_mapping.gpu
+        rows = [i for i, r in enumerate(self._rows) if r in self._repeats]
+        last = np.cumsum(scheduled)[rows] - 1  # it is the only one
+        slots[torch.from_numpy(last).to(slots.device, torch.int64)] = _NOWHERE
+
+    def _arm(self, captures: dict[str, int], scheduled: np.ndarray) -> None:
+        """Say which tokens' queries are remembered, and where in the ring."""
         size = self.ring.observation
-        recent = position >= (before + scheduled)[rows] - size
-        take = np.flatnonzero(recent & ~repeats)
-        slots = np.array([self.ring.slot(f"request {r}") for r in requests], dtype=np.int64)
-        self.ring.arm(take, slots[rows[take]] * size + position[take] % size)
+        take: list[int] = []
+        put: list[int] = []
+        ends = np.cumsum(scheduled).tolist()
+        seen = (self.input_batch.num_computed_tokens_cpu[: len(ends)] + scheduled).tolist()
+        for request, end, logical in zip(self._rows, ends, seen, strict=True):
+            if count := captures.get(request):
+                slot = self.ring.slot(f"request {request}")
+                take += range(end - count, end)
+                put += [slot * size + p % size for p in range(logical - count, logical)]
+        self.ring.arm(take, put, ends[-1])
 
     def _after_forward(self, logits: Tensor | None) -> None:
         """Replace logits that are known better, evict, keep logits; before entropies are taken."""
@@ -263,5 +283,8 @@ class EvictionMixin(EntropyMixin):
             DueSequence(f"request {r}", due, table[row_of[r]].astype(np.int64))
             for r, due in message.due.items()
         ]
-        dropped = self.paged.evict(sequences)
-        return {owner.removeprefix("request "): n for owner, n in dropped.items()}
+        self.paged.evict(sequences)
+        if self.ring.observation <= self.paged.evictor.interval:
+            for s in sequences:  # the next eviction comes with queries of its own
+                self.ring.drop(s.owner)
+        return {r: due.length - due.keep for r, due in message.due.items()}

@@ -17,7 +17,6 @@ from vllm.v1.request import RequestStatus
 from kvrescue.errors import AuditError, ConfigError, PolicyError
 from kvrescue.policies.vllm.messages import (
     KEY,
-    Audit,
     Due,
     Report,
     StepMessage,
@@ -25,7 +24,7 @@ from kvrescue.policies.vllm.messages import (
     ticket_name,
 )
 from kvrescue.policies.vllm.options import evictor_of
-from kvrescue.policies.vllm.spec import EvictingManager, Held
+from kvrescue.policies.vllm.spec import Account, EvictingManager, Held
 
 __all__ = ["DraftScheduler", "EvictingScheduler"]
 
@@ -37,6 +36,8 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.tickets: dict[str, Ticket] = {}
         """By name, from `expect` until the request ends."""
+        self._known: dict[str, Ticket | None] = {}
+        """The tickets again, by the request's id."""
         self._report = Report()
 
     def expect(self, ticket: Ticket) -> None:
@@ -44,9 +45,12 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
         self.tickets[ticket.name] = ticket
 
     def _ticket(self, request: Any) -> Ticket | None:
-        params = request.sampling_params
-        name = ticket_name(params.extra_args) if params is not None else None
-        return None if name is None else self.tickets.get(name)
+        request_id = request.request_id
+        if request_id not in self._known:
+            params = request.sampling_params
+            name = ticket_name(params.extra_args) if params is not None else None
+            self._known[request_id] = None if name is None else self.tickets.get(name)
+        return self._known[request_id]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self._report = getattr(model_runner_output, KEY, None) or Report()
@@ -68,8 +72,9 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
     def _free_blocks(self, request: Any) -> None:
         ticket = self._ticket(request)
         super()._free_blocks(request)
+        self._known.pop(request.request_id, None)
         if ticket is not None:
-            del self.tickets[ticket.name]
+            self.tickets.pop(ticket.name, None)
 
 
 class EvictingScheduler(DraftScheduler):
@@ -108,14 +113,19 @@ class EvictingScheduler(DraftScheduler):
 
     def _hold(self, request: Any, ticket: Ticket, name: str) -> None:
         manager, request_id = self.manager, request.request_id
-        evicted = manager.evicted.get(request_id, 0)
-        audit = manager.audits.get(request_id, Audit())
-        prefix = manager.prefixes.get(request_id, ticket.prefix)
+        account = manager.accounts.get(request_id) or Account(ticket.prefix)
         blocks = manager.pop_blocks_for_free(request_id)
         logical = request.num_computed_tokens
-        owned = cdiv(logical - evicted, manager.block_size)
+        owned = cdiv(logical - account.evicted, manager.block_size)
         manager.block_pool.free_blocks(reversed(blocks[owned:]))
-        self.held[name] = Held(blocks[:owned], logical, evicted, prefix, ticket.keep_logits, audit)
+        self.held[name] = Held(
+            blocks[:owned],
+            logical,
+            account.evicted,
+            account.prefix,
+            ticket.keep_logits,
+            account.audit,
+        )
         self._holds.append((request_id, name))
 
     def _free_request_blocks(self, request: Any) -> None:
@@ -156,32 +166,45 @@ class EvictingScheduler(DraftScheduler):
         message = StepMessage(self._holds, self.manager.take_forks(), self._releases)
         self._holds, self._releases = [], []
         repeating = {fork.request for fork in message.forks if fork.repeats}
+        accounts, evictor = self.manager.accounts, self.evictor
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            message.evicted[request_id] = self.manager.evicted.get(request_id, 0)
-            ticket = self._ticket(request)
-            prefix = self.manager.prefixes.setdefault(request_id, ticket.prefix if ticket else 0)
-            audit = self.manager.audits.setdefault(request_id, Audit())
+            account = accounts.get(request_id)
+            if account is None or account.told is None:
+                account = self._open_account(request)
+            if account.told != account.evicted:
+                message.evicted[request_id] = account.told = account.evicted
             if request_id in repeating:
                 continue
+            audit, keep = account.audit, evictor.bound + account.prefix
+            # An eviction reads the queries of the last tokens. These are among them as soon as it
+            # may come that soon, however the tokens until then are fed.
+            near = audit.length + tokens + evictor.observation - keep - evictor.interval
+            if near > 0:
+                message.captures[request_id] = min(near, tokens, evictor.observation)
             if request.is_prefill_chunk:  # law 6: a prompt or a foreign step is evicted as a whole
                 audit.length += tokens
                 continue
-            self._order_eviction(message, request, audit, tokens, prefix)
-            if ticket is not None and ticket.keep_logits:
+            if dropped := audit.fed(tokens, keep, evictor.interval):
+                message.due[request_id] = Due(
+                    keep + dropped,
+                    keep,
+                    account.prefix,
+                    request.num_computed_tokens,
+                    keep if account.evicted else 0,
+                )
+                account.evicted += dropped
+            if account.keep_logits:
                 message.keep_logits.append(request_id)
         setattr(output, KEY, message)
         return output
 
-    def _order_eviction(
-        self, message: StepMessage, request: Any, audit: Audit, tokens: int, prefix: int
-    ) -> None:
-        keep = self.evictor.bound + prefix
-        dropped = audit.fed(tokens, keep, self.evictor.interval)
-        if dropped:
-            request_id = request.request_id
-            message.due[request_id] = Due(keep + dropped, keep, prefix, request.num_computed_tokens)
-            self.manager.evicted[request_id] = message.evicted[request_id] + dropped
+    def _open_account(self, request: Any) -> Account:
+        """The account of a request that runs for the first time, or again."""
+        ticket = self._ticket(request) or Ticket("")
+        account = self.manager.accounts.setdefault(request.request_id, Account(ticket.prefix))
+        account.keep_logits = ticket.keep_logits
+        return account
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         ordered = {r: d.length - d.keep for r, d in getattr(scheduler_output, KEY).due.items()}

@@ -65,14 +65,24 @@ def _fits(layer: Any, layout: Layout) -> bool:
     slots = blocks[0, places // size] * size + places % size
     try:
         layer.impl.do_kv_cache_update(layer, *written, cache, slots)
-        found = layout.read(cache, blocks)
+        found = _read(layout, cache, blocks)
         if not _equal(found, written, count):
             return False
-        layout.write(cache, blocks, *(f.flip(2) for f in found))
-        again = layout.read(cache, blocks)
-        return all(torch.equal(a, f.flip(2)) for a, f in zip(again, found, strict=True))
+        block, head = blocks[0, places // size], torch.arange(heads, device=cache.device)
+        entries = [
+            e.flatten()
+            for e in torch.broadcast_tensors(block[:, None], head, (places % size)[:, None])
+        ]
+        reverse = [e.view(count, heads).flip(0).flatten() for e in entries]
+        layout.move(cache, tuple(entries), tuple(reverse))
+        again = _read(layout, cache, blocks)
+        return _equal(again, [w.flip(0) for w in written], count)
     finally:
         cache.index_fill_(0, blocks[0], 0)
+
+
+def _read(layout: Layout, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    return layout.keys(cache, blocks), layout.values(cache, blocks)
 
 
 def _equal(found: Sequence[Tensor], written: Sequence[Tensor], count: int) -> bool:

@@ -20,7 +20,20 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry, register_kv_cach
 from kvrescue.policies.vllm.messages import Audit, Fork
 from kvrescue.policies.vllm.options import evictor_of
 
-__all__ = ["EvictingManager", "EvictingSpec", "Held"]
+__all__ = ["Account", "EvictingManager", "EvictingSpec", "Held"]
+
+
+@dataclass(slots=True)
+class Account:
+    """What is counted of a request that runs, beside vLLM's logical lengths."""
+
+    prefix: int = 0
+    evicted: int = 0
+    """Logical minus physical length."""
+    audit: Audit = field(default_factory=Audit)
+    keep_logits: bool = False
+    told: int | None = None
+    """`evicted` as the workers know it."""
 
 
 @dataclass(slots=True)
@@ -50,9 +63,8 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: EvictingSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
-        self.evicted: dict[str, int] = {}
-        self.audits: dict[str, Audit] = {}
-        self.prefixes: dict[str, int] = {}
+        self.accounts: dict[str, Account] = {}
+        """By request, from its first step, or its fork, until its blocks are given back."""
         self._wanted: dict[str, tuple[str, Held, bool]] = {}
         """Forks that were looked up but have no blocks yet; the scheduler may ask again."""
         self._forked: list[Fork] = []
@@ -68,6 +80,10 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
         forks, self._forked = self._forked, []
         return forks
 
+    def _evicted(self, request_id: str) -> int:
+        account = self.accounts.get(request_id)
+        return 0 if account is None else account.evicted
+
     # -- vLLM's interface -----------------------------------------------------------------------
 
     def get_num_blocks_to_allocate(
@@ -82,7 +98,7 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
         prefill_end: int = 0,
     ) -> int:
         wanted = self._wanted.get(request_id)
-        evicted = wanted[1].evicted if wanted else self.evicted.get(request_id, 0)
+        evicted = wanted[1].evicted if wanted else self._evicted(request_id)
         owned = len(self.req_to_blocks.get(request_id, ()))
         needed: int = cdiv(num_tokens - evicted, self.block_size)
         return max(needed - owned, 0)
@@ -112,15 +128,13 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
             copy.ref_cnt += 1
             self._pending_cow_copies.append((source, copy))
         self.num_cached_block[request_id] = 0
-        self.evicted[request_id] = held.evicted
-        self.audits[request_id] = held.audit.copy()
-        self.prefixes[request_id] = held.prefix
+        self.accounts[request_id] = Account(held.prefix, held.evicted, held.audit.copy())
         self._forked.append(Fork(request_id, name, repeats))
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[KVCacheBlock]:
-        evicted = self.evicted.get(request_id, 0)
+        evicted = self._evicted(request_id)
         new: list[KVCacheBlock] = super().allocate_new_blocks(
             request_id, num_tokens - evicted, num_tokens_main_model - evicted
         )
@@ -130,9 +144,7 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
         """Never: a compacted block must not be served as a prefix hit."""
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.evicted.pop(request_id, None)
-        self.audits.pop(request_id, None)
-        self.prefixes.pop(request_id, None)
+        self.accounts.pop(request_id, None)
         self._wanted.pop(request_id, None)
         blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
         return blocks

