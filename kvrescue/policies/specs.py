@@ -77,7 +77,8 @@ class VLLMPolicySpec(PolicySpec):
     """Candidates per problem that blocks are promised for when it opens, at least: a proposer that
     draws more has its number promised."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    """Memory of the KV cache; None: 1 GiB on the CPU, vLLM's share on CUDA."""
+    """Memory of the KV cache; None: room for `max_live_rows` full contexts, at most 1 GiB, on the
+    CPU, and vLLM's share on CUDA."""
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on the CPU."""
     options: Mapping[str, Any] = Field(default_factory=dict)

