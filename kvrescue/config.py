@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kvrescue import plugins as plugin_layer
 from kvrescue import presets
@@ -104,6 +104,8 @@ def load_config(
     known = plugins if plugins is not None else plugin_layer.default()
     data, folder = _read(source)
     if engine is not None:
+        # What a configuration was not told is for the engine to choose.
+        data = _explicit(source) if isinstance(source, RescueConfig) else data
         data = on_engine(data, engine)
     data = apply_overrides(data, overrides)
     listed = data.get("plugins", ())
@@ -152,6 +154,17 @@ def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     return _parse(text, str(path)), path.resolve().parent
+
+
+def _explicit(value: Any) -> Any:
+    """A configuration as data, without what it was not told."""
+    if isinstance(value, BaseModel):
+        kind = getattr(value, "kind", "")
+        told = {name: _explicit(getattr(value, name)) for name in value.model_fields_set}
+        return {"kind": kind, **told} if kind else told
+    if isinstance(value, Mapping):
+        return {key: _explicit(item) for key, item in value.items()}
+    return [_explicit(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _looks_like_path(source: str) -> bool:

@@ -36,9 +36,9 @@ _REASONS: Final = {
 def on_engine(data: dict[str, Any], engine: Engine) -> dict[str, Any]:
     """Put every proposer whose policy runs on the other engine on `engine`, in place.
 
-    What both engines know stays as it is (the evictor with its interval, where it says one). An
-    option that has the other engine's default counts as not given: `engine` has its own. Policies
-    of further kinds and the scorer are left alone, and faults of the data are left for its check.
+    What is said and both engines know stays as it is, such as the evictor and its interval; what is
+    not said becomes `engine`'s own default. Policies of further kinds and the scorer are left
+    alone, and faults of the data are left for its check.
 
     Args:
         data: configuration data: nested dicts and lists, or components in their places.
@@ -85,19 +85,14 @@ def _exchanged(
     for option, value in policy.items():
         if option == "kind":
             continue
-        if option in theirs:
-            default = theirs[option].get_default(call_default_factory=True)
-            if option not in ours:
-                if value != default:
-                    why = _REASONS.get(option, "it is the other's")
-                    faults.append(
-                        f"{path}.{option} = {value!r}: the {engine} engine has no such option "
-                        f"({why}); leave it out"
-                    )
-                continue
-            if value == default != ours[option].get_default(call_default_factory=True):
-                continue
-        changed[option] = value
+        if option not in theirs or option in ours:  # a misspelt one is told by the check
+            changed[option] = value
+        elif value != theirs[option].get_default(call_default_factory=True):
+            why = _REASONS.get(option, "it is the other's")
+            faults.append(
+                f"{path}.{option} = {value!r}: the {engine} engine has no such option ({why}); "
+                "leave it out"
+            )
     return changed
 
 

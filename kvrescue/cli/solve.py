@@ -71,8 +71,8 @@ def solve(
     asked = _question(question, file)
     load_plugins(plugin)
     with _tracing(trace) as observers:
-        resolved = load_config(source, overrides or (), engine=chosen_engine(engine))
-        prepare_engine(resolved)
+        chosen = chosen_engine(engine)
+        prepare_engine(load_config(source, overrides or (), engine=chosen))
         view = None
         if not json:
             from kvrescue.cli.live import LiveView
@@ -81,7 +81,9 @@ def solve(
         solution: Solution | None = None
         with (
             view or contextlib.nullcontext(),
-            Rescue.from_config(resolved, observers=observers) as rescue,
+            Rescue.from_config(
+                source, overrides or (), engine=chosen, observers=observers
+            ) as rescue,
         ):
             for event in rescue.stream(asked, seed):
                 if isinstance(event, TrajectoryFinished):

@@ -5,6 +5,7 @@ For processes that are ours, the command line and its workers; importable withou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -26,10 +27,10 @@ def quiet_vllm() -> None:
     To be called before torch is imported. Processes started later inherit the settings, but not
     the filter of Python's warnings: call it there, too.
     """
-    if "VLLM_LOGGING_LEVEL" not in os.environ:
-        # vLLM warns before it has set up its logger.
-        logging.getLogger("vllm").setLevel(_SETTINGS["VLLM_LOGGING_LEVEL"])
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    with contextlib.suppress(ValueError):  # of a level that vLLM will refuse
+        # vLLM warns before it has set up its logger.
+        logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"vllm(\.|$)")
