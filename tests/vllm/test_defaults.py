@@ -8,7 +8,8 @@ import pytest
 
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.start import default_memory
-from tests.vllm.parts import BASE, DRAWN, HELPER, questions, vllm_policy
+from tests.policies.parts import BASE, DRAWN, HELPER, questions
+from tests.vllm.parts import vllm_policy
 
 TINY = SimpleNamespace(
     num_hidden_layers=3, num_key_value_heads=2, num_attention_heads=4, head_dim=32, hidden_size=128
