@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kvrescue import plugins as plugin_layer
 from kvrescue import presets
 from kvrescue.detectors.base import Detector
+from kvrescue.engines import Engine, on_engine
 from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
 from kvrescue.faults import UNKNOWN_NAME, line
 from kvrescue.options import SECRETS, Options
@@ -78,7 +79,11 @@ ConfigSource: TypeAlias = RescueConfig | Mapping[str, Any] | str | PathLike[str]
 
 
 def load_config(
-    source: ConfigSource, overrides: Iterable[str] = (), *, plugins: Plugins | None = None
+    source: ConfigSource,
+    overrides: Iterable[str] = (),
+    *,
+    engine: Engine | None = None,
+    plugins: Plugins | None = None,
 ) -> RescueConfig:
     """Read and check a configuration.
 
@@ -86,16 +91,22 @@ def load_config(
         source: a preset's name, the path of a YAML file, the data itself, or a configuration.
         overrides: assignments such as "proposers.base.policy.evictor.budget=32"; the value is
             YAML, and a component of a list is reached by its position or its kind.
+        engine: "torch" or "vllm", what the policies run on (see `kvrescue.engines`); None: as
+            configured. Overrides are applied after it and name the options of that engine.
         plugins: where component kinds are looked up and `plugins:` is loaded to (default: the
             process's own).
 
     Raises:
-        UnknownNameError: an unknown preset, kind or field.
-        ConfigError: the file cannot be read, or a value is wrong.
+        UnknownNameError: an unknown preset, engine, kind or field.
+        ConfigError: the file cannot be read, a value is wrong, or the engine lacks an option.
         PluginError: a listed plugin cannot be loaded.
     """
     known = plugins if plugins is not None else plugin_layer.default()
     data, folder = _read(source)
+    if engine is not None:
+        # What a configuration was not told is for the engine to choose.
+        data = _explicit(source) if isinstance(source, RescueConfig) else data
+        data = on_engine(data, engine)
     data = apply_overrides(data, overrides)
     listed = data.get("plugins", ())
     if isinstance(listed, list | tuple) and all(isinstance(spec, str) for spec in listed):
@@ -143,6 +154,17 @@ def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     return _parse(text, str(path)), path.resolve().parent
+
+
+def _explicit(value: Any) -> Any:
+    """A configuration as data, without what it was not told."""
+    if isinstance(value, BaseModel):
+        kind = getattr(value, "kind", "")
+        told = {name: _explicit(getattr(value, name)) for name in value.model_fields_set}
+        return {"kind": kind, **told} if kind else told
+    if isinstance(value, Mapping):
+        return {key: _explicit(item) for key, item in value.items()}
+    return [_explicit(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _looks_like_path(source: str) -> bool:

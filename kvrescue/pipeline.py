@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from kvrescue import plugins as plugin_layer
 from kvrescue.background import BackgroundLoop, Job, ended, result_of, stop_all
 from kvrescue.config import ConfigSource, RescueConfig, load_config
+from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError, KVRescueError
 from kvrescue.events import Event
 from kvrescue.faults import whole_number
@@ -106,6 +107,7 @@ class Rescue:
         source: ConfigSource,
         overrides: Iterable[str] = (),
         *,
+        engine: Engine | None = None,
         plugins: Plugins | None = None,
         observers: Sequence[Observer] = (),
         parts: Parts | None = None,
@@ -117,6 +119,7 @@ class Rescue:
         Args:
             source: see `load_config`.
             overrides: "path=value" assignments; see `load_config`.
+            engine: "torch" or "vllm", what the policies run on; None: as configured.
             plugins: see the class.
             observers: see the class.
             parts: where built policies and scorers are looked up and kept, for several `Rescue`s
@@ -127,7 +130,7 @@ class Rescue:
             ModelLoadError: a checkpoint cannot be loaded.
             DependencyError: a component needs a package that is not installed.
         """
-        config = load_config(source, overrides, plugins=plugins)
+        config = load_config(source, overrides, engine=engine, plugins=plugins)
         own = parts is None
         parts = Parts() if parts is None else parts
         try:

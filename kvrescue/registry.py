@@ -189,7 +189,16 @@ def _import(entry: Registration, path: str) -> type[BaseModel]:
 
 def missing_package(what: str, error: ModuleNotFoundError) -> DependencyError:
     """The error that says which package `what` needs, and which extra brings it."""
-    package = (error.name or str(error)).partition(".")[0]
+    if not error.name:  # transformers says so of a module of its own that breaks on another package
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        return DependencyError(
+            f"{what} needs packages that cannot be imported: {reason}; "
+            "`kvrescue doctor` finds out which"
+        )
+    package = error.name.partition(".")[0]
     extra = _EXTRAS.get(package)
     way_out = f": pip install 'kvrescue[{extra}]'" if extra else ""
     return DependencyError(f"{what} needs the package {package!r}, which is not installed{way_out}")

@@ -96,6 +96,8 @@ class StepwiseSelector:
         self.on_policy_error = on_policy_error
         self.observers = tuple(observers)
         self._check()
+        for proposer in self.proposers:
+            proposer.policy.expect(proposer.n)
 
     async def run(self, question: Question, seed: int = 0) -> Solution:
         """Solve one question.

@@ -9,16 +9,15 @@ import platform
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from kvrescue.cli.check import Check
+from kvrescue.cli.vllm_checks import companion_checks, vllm_checks, vllm_extra
 from kvrescue.errors import KVRescueError
 
 __all__ = ["Check", "run_checks"]
-
-Status = Literal["ok", "warn", "fail"]
 
 _EXTRAS: Final = {
     "torch": ("numpy", "safetensors", "torch", "transformers"),
@@ -32,37 +31,38 @@ _HUB_SECONDS: Final = 2.0
 _SELF_TEST_TOKENS: Final = 24
 
 
-@dataclass(frozen=True)
-class Check:
-    """What one check found."""
-
-    name: str
-    status: Status
-    detail: str
-    way_out: str | None = None
+_REINSTALL: Final = "install the versions that docs/vllm.md names in a fresh environment"
 
 
 def run_checks() -> list[Check]:
     """Everything, cheap checks first; what a check itself raises is a failed check."""
-    checks = [_versions(), *(_extra(name) for name in _EXTRAS), _plugins(), _hub()]
+    checks = [_versions(), *(_extra(name) for name in _EXTRAS), vllm_extra(), _plugins(), _hub()]
     if not _installed("torch", "transformers"):
         return checks
-    return [*checks, _devices(), *(_guarded(name, run) for name, run in _SELF_TESTS.items())]
+    broken = companion_checks()
+    way_out = " and ".join(str(check.way_out) for check in broken) or None
+    checks += [_devices(), *broken]
+    checks += [_guarded(name, run, way_out) for name, run in _SELF_TESTS.items()]
+    return checks + vllm_checks(way_out or _REINSTALL)
 
 
-def _guarded(name: str, run: Callable[[], Check]) -> Check:
+def _guarded(name: str, run: Callable[[], Check], way_out: str | None) -> Check:
+    """What `run` finds; `way_out` is that of something broken that it needs."""
     try:
         return run()
     except KVRescueError as error:
         return Check(
-            name, "fail", f"{type(error).__name__}: {error}", "reinstall kvrescue: a file is bad"
+            name,
+            "fail",
+            f"{type(error).__name__}: {error}",
+            way_out or "reinstall kvrescue: a file is bad",
         )
     except Exception as error:
         return Check(
             name,
             "fail",
             f"unexpected {type(error).__name__}: {error}",
-            "compare the versions above with docs/dependencies.md, and report this",
+            way_out or "compare the versions above with docs/dependencies.md, and report this",
         )
 
 

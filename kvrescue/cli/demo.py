@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvrescue.cli.console import emit_json, human, messages
+from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
 from kvrescue.cli.options import DEFAULT_PRESET, Json, Overrides, PluginList, load_plugins
 from kvrescue.errors import ConfigError
 
@@ -46,6 +47,7 @@ def demo(
             "--workers", metavar="W", help="Processes (default: one per core, at most 4)."
         ),
     ] = None,
+    engine: EngineName = None,
     overrides: Overrides = None,
     plugin: PluginList = None,
     json: Json = False,
@@ -68,8 +70,10 @@ def demo(
         n=_either(n, 2 if quick else 8),
         seed=seed,
         source=DEFAULT_PRESET,
+        engine=chosen_engine(engine),
         overrides=(*listed, *(overrides or ())),
     )
+    prepare_engine(plan.configs[plan.budget])
     with _Progress() as progress:
         report = run_demo(plan, processes, progress.tell)
     if json:

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from kvrescue.cli.console import source_style
 from kvrescue.cli.live import one_line
-from kvrescue.evaluation.demo import LEAST_GAP, DemoReport, Example, Row, Setting
-from kvrescue.evaluation.demo_data import first_wrong_step
+from kvrescue.evaluation.demo import LEAST_GAP, DemoPlan, DemoReport, Example, Row, Setting
+from kvrescue.evaluation.demo_data import engines, first_wrong_step
 from kvrescue.evaluation.methods import Method
 from kvrescue.types import SEPARATOR, CommittedStep, Solution
 
@@ -43,10 +43,17 @@ def show_report(console: Console, report: DemoReport) -> None:
     plan = report.plan
     console.print(
         Text(
-            f"{plan.problems} test problems, seed {plan.seed}, measured in {report.seconds:.0f} s.",
+            f"{plan.problems} test problems, seed {plan.seed}, measured{_where(plan)} in "
+            f"{report.seconds:.0f} s.",
             style="dim",
         )
     )
+
+
+def _where(plan: DemoPlan) -> str:
+    """The engine, unless it is the usual one."""
+    kinds = dict.fromkeys(engines(plan).values())
+    return "" if list(kinds) == ["torch"] else f" on {' and '.join(kinds)}"
 
 
 # -- the example ------------------------------------------------------------------------------

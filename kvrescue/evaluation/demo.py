@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvrescue.config import RescueConfig, load_config
+from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.bill import Bill, bills
 from kvrescue.evaluation.jobs import Job, Outcome, run_jobs
@@ -126,6 +127,8 @@ class DemoPlan:
     seed: int = 0
     """Of problems and samples alike."""
     source: str = "tiny"
+    engine: Engine | None = None
+    """What the policies run on; None: as configured."""
     overrides: tuple[str, ...] = ()
     configs: dict[int, RescueConfig] = field(init=False)
     """By budget."""
@@ -143,7 +146,11 @@ class DemoPlan:
         budgets = tuple(sorted(set(self.budgets)))
         object.__setattr__(self, "budgets", budgets)
         configs = {
-            budget: load_config(self.source, (*self.overrides, f"{_BUDGET_PATH}={budget}"))
+            budget: load_config(
+                self.source,
+                (*self.overrides, f"{_BUDGET_PATH}={budget}"),
+                engine=self.engine,
+            )
             for budget in budgets
         }
         for config in configs.values():

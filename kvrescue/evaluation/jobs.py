@@ -24,6 +24,7 @@ from kvrescue.evaluation.bill import Bill
 from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
 from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue
+from kvrescue.policies.vllm.quiet import quiet_vllm
 from kvrescue.questions import as_question
 from kvrescue.scorers.base import Scorer
 from kvrescue.types import Candidate, Context, Solution, TokenUse
@@ -209,6 +210,7 @@ def _start_worker() -> None:
     """Set up a worker: one thread of arithmetic, and no life after its parent's."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    quiet_vllm()
     import torch
 
     torch.set_num_threads(1)

@@ -71,6 +71,10 @@ class Policy(abc.ABC):
     def source(self) -> Source:
         """What detectors attached to this policy will be fed (max_step_tokens is the default)."""
 
+    def expect(self, candidates: int) -> None:  # noqa: B027 - optional hook
+        """Told by every selector that will use it, before any trajectory is opened: one of its
+        views draws `candidates` at a time."""
+
     async def aclose(self) -> None:  # noqa: B027 - optional hook
         """Release long-lived resources."""
 

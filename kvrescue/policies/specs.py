@@ -73,10 +73,12 @@ class VLLMPolicySpec(PolicySpec):
     """Tokens of prompt and steps; None: the model's limit, at most 4096."""
     max_live_rows: int = Field(default=128, ge=1)
     """Requests that decode at once; more wait."""
-    candidates: int = Field(default=8, ge=1)
-    """Candidates per problem that blocks are promised for when it opens."""
+    candidates: int = Field(default=1, ge=1)
+    """Candidates per problem that blocks are promised for when it opens, at least: a proposer that
+    draws more has its number promised."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    """Memory of the KV cache; None: 1 GiB on the CPU, vLLM's share on CUDA."""
+    """Memory of the KV cache; None: room for `max_live_rows` full contexts, at most 1 GiB, on the
+    CPU, and vLLM's share on CUDA."""
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on the CPU."""
     options: Mapping[str, Any] = Field(default_factory=dict)

@@ -103,7 +103,8 @@ class VLLMPRMSpec(ScorerSpec):
     prefix_caching: bool = True
     """Compute what texts have in common once. False: as vLLM serves such models over HTTP."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    """Memory of the KV cache; None: 1 GiB on the CPU, vLLM's share on CUDA."""
+    """Memory of the KV cache; None: room for `max_live_rows` full contexts, at most 1 GiB, on the
+    CPU, and vLLM's share on CUDA."""
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on the CPU; the head is float32 in any case."""
     options: Mapping[str, Any] = Field(default_factory=dict)

@@ -85,15 +85,18 @@ class VLLMPRM(Scorer):
         """Whether there is one row per step, not one per token."""
         folder, settings, biases = _inspected(checkpoint)
         self.max_context = context_limit(settings, max_context)
+        weights = default_type(dtype)
         config = pooling_config(
             folder,
             pooling="STEP" if self._steps else "ALL",
             step_tag=self.text.tag if self._steps else None,
             cached=prefix_caching,
             overrides=overrides(settings, biases),
-            dtype=default_type(dtype),
+            dtype=weights,
             max_context=self.max_context,
-            kv_cache_bytes=default_memory(kv_cache_bytes),
+            kv_cache_bytes=default_memory(
+                kv_cache_bytes, max_live_rows * self.max_context, settings, weights
+            ),
             max_live=max_live_rows,
             options=options or {},
         )

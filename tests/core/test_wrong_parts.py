@@ -145,11 +145,11 @@ def test_arguments_of_a_torch_policy(arguments: dict[str, Any], told: str) -> No
         TorchPolicy("tiny/base", **arguments)
 
 
-def test_a_prompt_without_tokens_is_told() -> None:
+def test_a_prompt_without_tokens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvrescue.policies import TorchPolicy
     from kvrescue.questions import as_question
 
     policy = TorchPolicy("tiny/base")
-    policy.tokenizer.chat_template = ""
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "")  # shared with later tests
     with pytest.raises(PolicyError, match="no tokens"):
         asyncio.run(policy.open(as_question("q"), "base"))

@@ -39,7 +39,7 @@ class VLLMPolicy(LocalPolicy):
         template: Template = "chat",
         max_context: int | None = None,
         max_live_rows: int = 128,
-        candidates: int = 8,
+        candidates: int = 1,
         kv_cache_bytes: int | None = None,
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
@@ -68,13 +68,17 @@ class VLLMPolicy(LocalPolicy):
         checkpoint = resolve(model)
         self._read_tokenizer(checkpoint, system, template)
         model_config = _model_config(checkpoint)
-        self.max_context = context_limit(model_config.get_text_config(), max_context)
+        text_config = model_config.get_text_config()
+        self.max_context = context_limit(text_config, max_context)
+        weights = default_type(dtype)
         config = engine_config(
             checkpoint,
             evictor,
-            dtype=default_type(dtype),
+            dtype=weights,
             max_context=self.max_context,
-            kv_cache_bytes=default_memory(kv_cache_bytes),
+            kv_cache_bytes=default_memory(
+                kv_cache_bytes, max_live_rows * self.max_context, text_config, weights
+            ),
             max_live=max_live_rows,
             options=options or {},
         )
@@ -90,6 +94,10 @@ class VLLMPolicy(LocalPolicy):
     @property
     def source(self) -> Source:
         return Source(vocab_size=self.engine.vocab_size, max_step_tokens=self.max_context)
+
+    def expect(self, candidates: int) -> None:
+        """Promise blocks for so many candidates, at least, to problems that open from now on."""
+        self.engine.candidates = max(self.engine.candidates, candidates)
 
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""

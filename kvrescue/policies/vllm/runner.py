@@ -6,6 +6,8 @@ the scheduler says is applied before the forward pass of the same step; eviction
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -35,6 +37,7 @@ class EntropyMixin:
 
     input_batch: Any
     execute_model_state: Any
+    discard_request_mask: Any
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
         self._report = Report()
@@ -53,13 +56,25 @@ class EntropyMixin:
     def sample_tokens(self, grammar_output: Any) -> Any:
         state = self.execute_model_state
         sampled = state is not None and state.logits is not None
-        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        with self._unfinished_prompts_draw_nothing():
+            output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         if sampled and output is not None:
             values = self._entropies.tolist()
             self._report.entropies = dict(zip(self._rows, values, strict=True))
         if output is not None and state is not None:
             setattr(output, KEY, self._report)
         return output
+
+    @contextlib.contextmanager
+    def _unfinished_prompts_draw_nothing(self) -> Iterator[None]:
+        """vLLM samples for them, too, and winds their generators back, which only CUDA's can."""
+        generators = self.input_batch.generators
+        rows = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
+        aside = {row: generators.pop(row) for row in rows.tolist() if row in generators}
+        try:
+            yield
+        finally:
+            generators.update(aside)
 
 
 class EvictionMixin(EntropyMixin):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
@@ -115,8 +116,25 @@ def default_type(dtype: str) -> str:
     return ("float32" if current_platform.is_cpu() else "bfloat16") if dtype == "auto" else dtype
 
 
-def default_memory(kv_cache_bytes: int | None) -> int | None:
-    """Bytes of the KV cache; None leaves it to vLLM, which takes its share of the GPU."""
-    if kv_cache_bytes is None and current_platform.is_cpu():
-        return 1 << 30
-    return kv_cache_bytes
+_MOST = 1 << 30
+"""Bytes of a KV cache on the CPU, unless more are asked for: vLLM touches all of it at once."""
+
+
+def default_memory(
+    kv_cache_bytes: int | None, tokens: int, text_config: Any, dtype: str
+) -> int | None:
+    """Bytes of the KV cache; None leaves it to vLLM, which takes its share of the GPU.
+
+    On the CPU it is what `tokens` take in a model of `text_config`, at most 1 GiB.
+    """
+    if kv_cache_bytes is not None or not current_platform.is_cpu():
+        return kv_cache_bytes
+    heads = getattr(text_config, "num_attention_heads", None)
+    layers = getattr(text_config, "num_hidden_layers", None)
+    width = getattr(text_config, "hidden_size", None)
+    if not (heads and layers and width):
+        return _MOST
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    size = getattr(text_config, "head_dim", None) or width // heads
+    entry = 2 * int(layers * kv_heads * size) * int(getattr(torch, dtype).itemsize)
+    return min(_MOST, tokens * entry)

