@@ -29,7 +29,7 @@ from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import NonFiniteLogitsError, ScorerError
 from kvrescue.scorers.base import Scorer
 from kvrescue.scorers.prm_text import PRMText, check_prefix, check_room
-from kvrescue.scorers.specs import SYSTEM, Convention
+from kvrescue.scorers.specs import SYSTEM, Convention, QwenPRMSpec
 from kvrescue.types import Candidate, Context
 
 __all__ = ["QwenPRM"]
@@ -64,6 +64,15 @@ class QwenPRM(Scorer):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
+        QwenPRMSpec(  # tells of wrong arguments
+            model=model,
+            convention=convention,
+            step_tag=step_tag,
+            system=system,
+            max_context=max_context,
+            device=device,
+            dtype=dtype,
+        )
         checkpoint = resolve(model)
         self.tokenizer, _ = load_tokenizer(checkpoint)
         self.text = PRMText(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -311,9 +312,17 @@ async def test_an_interrupted_extension_starts_over(
 def test_wrong_options(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"step tag '<nope>' is \d+ tokens"):
         QwenPRM(str(folder), step_tag="<nope>")
-    with pytest.raises(ConfigError, match="use 'step_tag' or 'separator'"):
-        QwenPRM(str(folder), convention="both")  # type: ignore[arg-type]
     assert QwenPRM(str(folder), convention="separator", step_tag="<nope>").max_context == 512
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("model", ""), ("convention", "both"), ("step_tag", ""), ("max_context", 1), ("dtype", "x")],
+)
+def test_wrong_arguments_are_named(folder: Path, argument: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"model": str(folder), argument: value}
+    with pytest.raises(ConfigError, match=argument):
+        QwenPRM(**arguments)
 
 
 def test_the_spec_builds_it(folder: Path) -> None:
