@@ -70,17 +70,19 @@ def bfloat16_evicts(place: Place, seen: dict[str, Any]) -> None:
     async def stats(question: Question) -> Any:
         view = await ours.open(question, "base")
         sampling = Sampling(separator="\x00", max_step_tokens=place.sized(64, 16))
-        await view.propose(2, sampling, (), [1, 2], 512)
+        drafts = await view.propose(2, sampling, (), [1, 2], 512)
+        await view.commit(drafts[0])
         found = view.stats
         await view.close()
         return found
 
     prompts = questions(place.sized(8, 3))
     found = [asyncio.run(stats(q)) for q in prompts]
+    seen["logical"] = [f.logical_length for f in found]
     seen["evictions"] = [f.evictions for f in found]
     seen["physical"] = [f.physical_length for f in found]
-    require(all(f.evictions > 0 for f in found if f.logical_length > 48), "nothing was evicted")
     require(all(f.physical_length <= evictor.bound for f in found), "the bound does not hold")
+    require(any(f.evictions > 1 for f in found), "nothing was evicted while decoding")
     drafts = [asyncio.run(greedy(ours, ours.prompt_ids(q), 24)) for q in prompts]
     seen["mean_entropy"] = [round(statistics.fmean(d.entropies), 3) for d in drafts]
     full = [

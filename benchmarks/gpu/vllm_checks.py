@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import functools
 import importlib.util
+import json
 import time
 from typing import Any
 
@@ -26,9 +27,10 @@ def policy(model: str, evictor: Evictor | None, dtype: str, graphs: bool = False
     """An engine that later checks of the group may use, too."""
     if importlib.util.find_spec("vllm") is None:
         raise NotHereError("vLLM is not installed")
+    from benchmarks.vllm_overheads import share
     from kvrescue.policies.vllm import VLLMPolicy
 
-    options = PIECEWISE if graphs else {}
+    options = {**share(), **(PIECEWISE if graphs else {})}
     return VLLMPolicy(
         model,
         evictor=evictor,
@@ -106,11 +108,14 @@ def the_trio_solves_on_vllm(place: Place, seen: dict[str, Any]) -> None:
     """Base and helper on vLLM, the reward model on torch, all on the device."""
     if importlib.util.find_spec("vllm") is None:
         raise NotHereError("vLLM is not installed")
+    from benchmarks.vllm_overheads import share
+
     overrides = [f"scorer.device={place.device}"]
     for role in ("base", "helper"):
         overrides += [
             f"proposers.{role}.policy.kind=vllm",
             f"proposers.{role}.policy.kv_cache_bytes={MEMORY}",
+            f"proposers.{role}.policy.options={json.dumps(share())}",
         ]
     with Rescue.from_config("tiny", overrides) as rescue:
         asked = list(bills("test", seed=5, count=place.sized(16, 2)))
