@@ -27,8 +27,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvrescue import Sampling
+from kvrescue.engine.checkpoint import resolve
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm import VLLMPolicy
+from kvrescue.policies.vllm.support import require_vllm
 from kvrescue.types import StopReason
 
 FORKS = 4
@@ -99,10 +101,10 @@ class Stock:
     """vLLM without kvrescue: its engine is given tokens and stepped until they are decoded."""
 
     def __init__(self, model: str, now: Callable[[], float], **kwargs: Any) -> None:
+        require_vllm()  # the same model runner, in this process
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from kvrescue.engine.checkpoint import resolve
         from kvrescue.policies.vllm.export import model_folder
         from kvrescue.policies.vllm.start import default_type
 
@@ -112,7 +114,7 @@ class Stock:
             dtype=default_type("auto"),
             max_model_len=kwargs["max_context"],
             max_num_seqs=kwargs["max_live_rows"],
-            max_num_batched_tokens=kwargs["options"]["max_num_batched_tokens"],
+            **kwargs["options"],
             kv_cache_memory_bytes=kwargs["kv_cache_bytes"],
             enable_prefix_caching=True,
             async_scheduling=False,
@@ -156,6 +158,14 @@ def _seeds(sequence: int) -> range:
     return range(10 * sequence, 10 * sequence + FORKS)
 
 
+def share() -> dict[str, float]:
+    """So much of a GPU has to be free when an engine starts: several live beside one another."""
+    require_vllm()
+    from vllm.platforms import current_platform
+
+    return {} if current_platform.is_cpu() else {"gpu_memory_utilization": 0.1}
+
+
 async def turn(sides: dict[str, Any], ids: list[int], live: int, tokens: int) -> dict[str, float]:
     """All sides at once, one step of each after the other: what disturbs one disturbs all."""
     seconds = await asyncio.gather(
@@ -171,7 +181,7 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "max_context": CONTEXT,
         "max_live_rows": most,
         "kv_cache_bytes": args.memory << 20,
-        "options": {"max_num_batched_tokens": most * 512},
+        "options": {"max_num_batched_tokens": most * CONTEXT, **share()},
     }
     sides: dict[str, Any] = {
         "stock": Stock(model, now, **options),

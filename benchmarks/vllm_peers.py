@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.vllm_overheads import share
 from kvrescue import Sampling
 from kvrescue.engine.checkpoint import resolve
-from kvrescue.policies.vllm.export import model_folder
-from kvrescue.policies.vllm.start import _overrides, default_type
+from kvrescue.policies.vllm.support import require_vllm
 
 __all__ = ["Drawn", "Run", "StockVLLM", "coroutines", "lock_step"]
 
@@ -56,9 +56,13 @@ class StockVLLM:
     """An engine of stock vLLM with its default prefix caching, stepped by whoever waits."""
 
     def __init__(self, model: str, *, context: int, live: int, memory: int) -> None:
+        require_vllm()  # the same model runner, in this process
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
+
+        from kvrescue.policies.vllm.export import model_folder
+        from kvrescue.policies.vllm.start import _overrides, default_type
 
         folder = model_folder(resolve(model))
         args = EngineArgs(
@@ -73,6 +77,7 @@ class StockVLLM:
             async_scheduling=False,
             enforce_eager=True,
             disable_log_stats=True,
+            **share(),
             **_overrides(folder),
         )
         self.engine: Any = LLMEngine.from_engine_args(args)

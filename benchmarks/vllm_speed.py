@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.rescoring import Rescorer
+from benchmarks.vllm_overheads import share
 from benchmarks.vllm_peers import Drawers, Score, StockVLLM, coroutines, lock_step
 from kvrescue import Limits, Proposer, Question, Rescue, Sampling
 from kvrescue.evaluation.bill import bills
@@ -126,6 +127,7 @@ def ours(setting: Setting, evictor: Evictor, scorer: Scorer, problems: int) -> R
             max_live_rows=problems * setting.n,
             candidates=setting.n,
             kv_cache_bytes=setting.memory,
+            options=share(),
         )
         roles.append(Proposer(policy, n=setting.n, name="helper" if i else "base"))
     return Rescue(

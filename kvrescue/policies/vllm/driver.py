@@ -64,6 +64,23 @@ def _shut_down(core: Any, key: int) -> None:
         core.shutdown()
 
 
+_TURNS = 12
+"""Turns of the event loop from the end of a request to what follows from it: whoever waits scores,
+commits and asks for more, coroutine after coroutine."""
+_holding: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
+
+
+async def _hold_still() -> None:
+    """Nobody's engine steps on this loop for so long, so that what follows joins the next step."""
+    loop = asyncio.get_running_loop()
+    _holding[loop] = _holding.get(loop, 0) + 1
+    try:
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+    finally:
+        _holding[loop] -= 1
+
+
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
 
 
@@ -154,7 +171,7 @@ class EngineDriver(abc.ABC, Generic[T]):
         self._task = loop.create_task(self._drive(), name=f"vLLM engine {self.name}")
 
     async def _drive(self) -> None:
-        await asyncio.sleep(0)  # let everybody who wants work queue it first: it runs as a batch
+        await _hold_still()  # let everybody who wants work queue it first: it runs as a batch
         while self._waiting:
             try:
                 outputs = self.llm.step()
@@ -162,10 +179,12 @@ class EngineDriver(abc.ABC, Generic[T]):
                 self._fail(self._typed(error))
                 return
             self.steps += 1
-            for output in outputs:
-                if output.finished and output.request_id in self._waiting:
-                    self._finish(output, self._waiting.pop(output.request_id))
-            await asyncio.sleep(0)
+            ended = [o for o in outputs if o.finished and o.request_id in self._waiting]
+            for output in ended:
+                self._finish(output, self._waiting.pop(output.request_id))
+            await (_hold_still() if ended else asyncio.sleep(0))
+            while _holding.get(asyncio.get_running_loop()):  # noqa: ASYNC110 - turns are waited for
+                await asyncio.sleep(0)
 
     def _typed(self, error: Exception) -> KVRescueError:
         """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
