@@ -17,7 +17,7 @@ from kvrescue.errors import ConfigError, DependencyError
 from kvrescue.evictors import H2O, RKV, NoEviction
 from kvrescue.evictors.base import Evictor, KVSlice
 from kvrescue.policies.specs import VLLMPolicySpec, with_interval
-from kvrescue.policies.vllm import support
+from kvrescue.policies.vllm import refusals, support
 from kvrescue.policies.vllm.attention import (
     LAYOUTS,
     FusedHeadLayout,
@@ -148,15 +148,15 @@ def plain() -> Any:
 
 
 def test_every_refusal_is_tested() -> None:
-    assert list(CHANGES) == [r.setting for r in support.REFUSALS]
+    assert list(CHANGES) == [r.setting for r in refusals.REFUSALS]
 
 
 def test_what_we_start_with_is_not_refused(plain: Any) -> None:
-    support.check_config(plain, EVICTOR)
-    support.check_config(config(None), None)
+    refusals.check_config(plain, EVICTOR)
+    refusals.check_config(config(None), None)
 
 
-@pytest.mark.parametrize("refusal", support.REFUSALS, ids=lambda r: r.setting)
+@pytest.mark.parametrize("refusal", refusals.REFUSALS, ids=lambda r: r.setting)
 def test_refusals(refusal: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names the setting, its value, the reason and the way out."""
     changed = copy.deepcopy(plain)
@@ -165,16 +165,16 @@ def test_refusals(refusal: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> 
     else:
         CHANGES[refusal.setting](changed)
     with pytest.raises(ConfigError) as caught:
-        support.check_config(changed, EVICTOR)
+        refusals.check_config(changed, EVICTOR)
     text = str(caught.value)
     assert f"vLLM: {refusal.setting} = " in text
     assert refusal.why in text
     assert refusal.change in text
     if refusal.always:
         with pytest.raises(ConfigError):
-            support.check_config(changed, None)
+            refusals.check_config(changed, None)
     else:
-        support.check_config(changed, None)
+        refusals.check_config(changed, None)
 
 
 def test_options_reach_vllm_and_are_checked() -> None:
@@ -339,6 +339,6 @@ def test_the_ring_grows_and_keeps_what_it_holds() -> None:
 
 def test_the_documentation_holds_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
-    for refusal in support.REFUSALS:
+    for refusal in refusals.REFUSALS:
         star = "*" if refusal.always else ""
         assert f"| {refusal.setting}{star} | {refusal.why} | {refusal.change} |" in text

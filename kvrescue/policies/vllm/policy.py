@@ -14,7 +14,8 @@ from kvrescue.engine.loading import context_limit
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.local import LocalPolicy, check_evictor
 from kvrescue.policies.specs import VLLMPolicySpec, with_interval
-from kvrescue.policies.vllm.support import check_needs, require_vllm
+from kvrescue.policies.vllm.refusals import check_needs
+from kvrescue.policies.vllm.support import require_vllm
 
 __all__ = ["VLLMPolicy"]
 
@@ -27,7 +28,7 @@ class VLLMPolicy(LocalPolicy):
     Arguments as in `VLLMPolicySpec`.
 
     Raises DependencyError (vLLM missing or of an unsupported version), ConfigError (an unsupported
-    combination, see `support.REFUSALS`) and ModelLoadError.
+    combination, see `refusals.REFUSALS`) and ModelLoadError.
     """
 
     def __init__(

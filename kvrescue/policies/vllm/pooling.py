@@ -9,13 +9,11 @@ from typing import Any, ClassVar, Final, Literal
 
 from vllm import PoolingParams
 from vllm.config import PoolerConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, ScorerError
 from kvrescue.policies.vllm.driver import EngineDriver
-from kvrescue.policies.vllm.start import choose_executor
-from kvrescue.policies.vllm.support import REFUSALS, Refusal
+from kvrescue.policies.vllm.refusals import REFUSALS, Refusal, refuse
+from kvrescue.policies.vllm.start import common_settings, create_config
 
 __all__ = ["Pooled", "PoolingDriver", "pooling_config"]
 
@@ -143,48 +141,16 @@ def pooling_config(
         dtype, max_context, kv_cache_bytes, max_live: see `VLLMPRM`.
         options: further fields of vLLM's EngineArgs; they override our defaults and are checked.
     """
-    cpu = current_platform.is_cpu()
-    for name in _OURS:
-        if name in options:
-            raise ConfigError(
-                f"options.{name} = {options[name]!r} is set by kvrescue; use the scorer's own "
-                "arguments"
-            )
     more = {**options}
-    settings: dict[str, Any] = {
-        "model": folder,
+    settings = {
+        **common_settings(folder, dtype, max_context, kv_cache_bytes, max_live),
         "runner": "pooling",
         "convert": "none",
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "dtype": dtype,
-        "seed": 0,
-        "max_model_len": max_context,
-        "max_num_seqs": max_live,
-        "max_num_batched_tokens": max(2048, max_context, max_live),
-        "block_size": 32 if cpu else 16,
         "enable_prefix_caching": cached,
-        "async_scheduling": False,
-        "enforce_eager": True,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "kv_cache_memory_bytes": kv_cache_bytes,
         "pooler_config": PoolerConfig(tok_pooling_type=pooling, step_tag_id=step_tag),
         "worker_extension_cls": "kvrescue.policies.vllm.reward.Registered",
         "hf_overrides": {**overrides, **more.pop("hf_overrides", {})},
-        **more,
     }
-    choose_executor(settings)
-    try:
-        config = EngineArgs(**settings).create_engine_config()
-    except KVRescueError:
-        raise
-    except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
-        raise ConfigError(f"vLLM refuses its options: {error}") from error
-    for refusal in _REFUSALS:
-        if value := refusal.found(config):
-            raise ConfigError(
-                f"vLLM: {refusal.setting} = {value!r} is not supported: {refusal.why}; "
-                f"{refusal.change}"
-            )
+    config = create_config(settings, more, ours=_OURS, owner="scorer")
+    refuse(config, _REFUSALS)
     return config

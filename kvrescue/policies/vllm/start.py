@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from kvrescue.errors import ConfigError, KVRescueError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.export import model_folder
 from kvrescue.policies.vllm.options import pack
-from kvrescue.policies.vllm.support import check_config
+from kvrescue.policies.vllm.refusals import check_config
 
-__all__ = ["choose_executor", "default_memory", "default_type", "engine_config"]
+__all__ = ["common_settings", "create_config", "default_memory", "default_type", "engine_config"]
 
 _OURS = ("model", "scheduler_cls", "worker_cls", "additional_config", "max_model_len", "dtype")
 _SCHEDULERS = {
@@ -42,15 +42,29 @@ def engine_config(
 
     `options` are further fields of vLLM's EngineArgs; they override our defaults and are checked.
     """
-    cpu = current_platform.is_cpu()
-    for name in _OURS:
-        if name in options:
-            raise ConfigError(
-                f"options.{name} = {options[name]!r} is set by kvrescue; use the policy's own "
-                "arguments"
-            )
     folder = model_folder(checkpoint)
-    settings: dict[str, Any] = {
+    settings = {
+        **common_settings(folder, dtype, max_context, kv_cache_bytes, max_live),
+        "enable_prefix_caching": evictor is None,
+        "scheduler_cls": _SCHEDULERS[evictor is not None],
+        "worker_cls": (
+            "kvrescue.policies.vllm.worker.CPUWorker"
+            if current_platform.is_cpu()
+            else "kvrescue.policies.vllm.cuda_worker.CUDAWorker"
+        ),
+        "additional_config": pack(evictor),
+        **_overrides(folder),
+    }
+    config = create_config(settings, options, ours=_OURS, owner="policy")
+    check_config(config, evictor)
+    return config
+
+
+def common_settings(
+    folder: str, dtype: str, max_context: int, kv_cache_bytes: int | None, max_live: int
+) -> dict[str, Any]:
+    """Fields of EngineArgs that all our engines have."""
+    return {
         "model": folder,
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
@@ -59,35 +73,39 @@ def engine_config(
         "max_model_len": max_context,
         "max_num_seqs": max_live,
         "max_num_batched_tokens": max(2048, max_context, max_live),
-        "block_size": 32 if cpu else 16,
-        "enable_prefix_caching": evictor is None,
+        "block_size": 32 if current_platform.is_cpu() else 16,
         "async_scheduling": False,
         "enforce_eager": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "kv_cache_memory_bytes": kv_cache_bytes,
-        "scheduler_cls": _SCHEDULERS[evictor is not None],
-        "worker_cls": (
-            "kvrescue.policies.vllm.worker.CPUWorker"
-            if cpu
-            else "kvrescue.policies.vllm.cuda_worker.CUDAWorker"
-        ),
-        "additional_config": pack(evictor),
-        **_overrides(folder),
-        **options,
     }
-    choose_executor(settings)
+
+
+def create_config(
+    settings: Mapping[str, Any], options: Mapping[str, Any], *, ours: Collection[str], owner: str
+) -> Any:
+    """A VllmConfig of the settings and the user's options, which override them but for `ours`.
+
+    Raises ConfigError, where `owner` says what has arguments of its own for those.
+    """
+    for name in ours:
+        if name in options:
+            raise ConfigError(
+                f"options.{name} = {options[name]!r} is set by kvrescue; use the {owner}'s own "
+                "arguments"
+            )
+    merged = {**settings, **options}
+    _choose_executor(merged)
     try:
-        config = EngineArgs(**settings).create_engine_config()
+        return EngineArgs(**merged).create_engine_config()
     except KVRescueError:
         raise
     except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
         raise ConfigError(f"vLLM refuses its options: {error}") from error
-    check_config(config, evictor)
-    return config
 
 
-def choose_executor(settings: dict[str, Any]) -> None:
+def _choose_executor(settings: dict[str, Any]) -> None:
     """Where ranks run, unless the settings say so."""
     parallel = settings.get("tensor_parallel_size", 1) != 1
     # One rank runs in this process, where vLLM would start another one.
