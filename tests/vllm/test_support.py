@@ -13,7 +13,7 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvrescue.engine.checkpoint import resolve
-from kvrescue.errors import ConfigError, DependencyError
+from kvrescue.errors import ConfigError, DependencyError, ModelLoadError
 from kvrescue.evictors import H2O, RKV, NoEviction
 from kvrescue.evictors.base import Evictor, KVSlice
 from kvrescue.policies.specs import VLLMPolicySpec, with_interval
@@ -205,6 +205,17 @@ def test_wrong_arguments_are_named(argument: str, value: Any) -> None:
     arguments: dict[str, Any] = {"model": BASE, argument: value}
     with pytest.raises(ConfigError, match=argument):
         VLLMPolicy(**arguments)
+
+
+def test_an_engine_that_cannot_start_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"memory.*: raise kv_cache_bytes"):
+        VLLMPolicy(BASE, kv_cache_bytes=1 << 10)
+    source = Path(resolve(BASE).path)
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelLoadError, match=r"vLLM cannot load it"):
+        VLLMPolicy(str(tmp_path), kv_cache_bytes=8 << 20)
 
 
 def test_an_evictor_that_needs_attention_is_refused() -> None:

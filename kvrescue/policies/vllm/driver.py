@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
-from kvrescue.errors import KVRescueError, PolicyError
+from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, PolicyError
 from kvrescue.policies.vllm.messages import Ticket
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
@@ -81,6 +81,16 @@ async def _hold_still() -> None:
         _holding[loop] -= 1
 
 
+def _not_started(name: str, error: Exception) -> KVRescueError:
+    """What vLLM raises when an engine cannot start, as an error of ours with its way out."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0][:300]
+    if "memory" in reason:
+        return ConfigError(f"{name}: {reason}: raise kv_cache_bytes, or lower max_context")
+    if "NUMA" in reason:
+        return ConfigError(f"{name}: {reason}: set VLLM_CPU_OMP_THREADS_BIND=nobind")
+    return ModelLoadError(f"model = {name!r}: vLLM cannot load it: {reason}")
+
+
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
 
 
@@ -88,6 +98,8 @@ class EngineDriver(abc.ABC, Generic[T]):
     """Runs requests to their end; one background task steps the engine while there are any.
 
     Subclasses say what a request is and what comes of it.
+
+    Raises ConfigError (memory) and ModelLoadError when the engine cannot start.
     """
 
     error: ClassVar[type[KVRescueError]] = PolicyError
@@ -96,13 +108,18 @@ class EngineDriver(abc.ABC, Generic[T]):
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
-        with _process_kept():
-            self.llm: Any = LLMEngine(
-                vllm_config,
-                Executor.get_class(vllm_config),
-                log_stats=False,
-                multiprocess_mode=False,
-            )
+        try:
+            with _process_kept():
+                self.llm: Any = LLMEngine(
+                    vllm_config,
+                    Executor.get_class(vllm_config),
+                    log_stats=False,
+                    multiprocess_mode=False,
+                )
+        except KVRescueError:
+            raise
+        except Exception as error:
+            raise _not_started(name, error) from error
         self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         self.steps = 0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 from vllm import PoolingParams
 from vllm.config import PoolerConfig
 
-from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, ScorerError
+from kvrescue.errors import KVRescueError, ModelLoadError, ScorerError
 from kvrescue.policies.vllm.driver import EngineDriver
 from kvrescue.policies.vllm.refusals import REFUSALS, Refusal, refuse
 from kvrescue.policies.vllm.start import common_settings, create_config
@@ -69,13 +69,7 @@ class PoolingDriver(EngineDriver[Pooled]):
     part: ClassVar[str] = "scorer"
 
     def __init__(self, vllm_config: Any, name: str, *, cached: bool) -> None:
-        try:
-            super().__init__(vllm_config, name)
-        except ValueError as error:  # memory, and weights that do not fit the model
-            text = str(error).splitlines()[0].partition(". ")[0]
-            if "memory" in text:
-                raise ConfigError(f"{name}: {text}: raise kv_cache_bytes") from error
-            raise ModelLoadError(f"model = {name!r}: vLLM cannot load it: {text}") from error
+        super().__init__(vllm_config, name)
         if _TASK not in self.llm.get_supported_tasks():
             self.shutdown()
             raise ModelLoadError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,9 +109,6 @@ def _choose_executor(settings: dict[str, Any]) -> None:
     parallel = settings.get("tensor_parallel_size", 1) != 1
     # One rank runs in this process, where vLLM would start another one.
     settings.setdefault("distributed_executor_backend", "mp" if parallel else "uni")
-    if parallel and current_platform.is_cpu():
-        # vLLM binds a rank to a NUMA node and fails where there are fewer.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def _overrides(folder: str) -> dict[str, Any]:

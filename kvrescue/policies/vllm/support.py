@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+from pathlib import Path
 from typing import Final
 
 from kvrescue.errors import DependencyError
@@ -103,13 +104,17 @@ def require_vllm() -> None:
 
     Sets environment variables that vLLM reads when it starts, unless they are set: no engine
     process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors,
-    tensor-parallel workers that are started anew (a fork would inherit our threads' locks).
+    tensor-parallel workers that are started anew (a fork would inherit our threads' locks), and on
+    one NUMA node not bound to it (vLLM would want a node for each). Once an engine runs, vLLM does
+    not look at the environment again.
     """
     require_installed()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    if len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) < 2:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         check_methods()
     except (ImportError, OSError, RuntimeError) as error:
