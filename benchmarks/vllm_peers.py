@@ -19,6 +19,11 @@ from kvrescue.policies.vllm.support import require_vllm
 
 __all__ = ["Drawn", "Run", "StockVLLM", "coroutines", "lock_step"]
 
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "tiny/helper": {"hf_overrides": {"architectures": ["LlamaForCausalLM"], "qkv_bias": True}}
+}
+"""vLLM's Qwen2 ignores `head_dim`; its Llama, given biases, computes the same."""
+
 Score = Callable[[Sequence[tuple[str, Sequence[str]]], Sequence[Sequence[str]]], list[list[float]]]
 """Contexts (question, committed steps) and their candidates -> scores."""
 
@@ -62,11 +67,10 @@ class StockVLLM:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from kvrescue.policies.vllm.export import model_folder
-        from kvrescue.policies.vllm.start import _overrides, default_type
+        from kvrescue.policies.vllm.start import default_type
 
-        folder = model_folder(resolve(model))
         args = EngineArgs(
-            model=folder,
+            model=model_folder(resolve(model)),
             dtype=default_type("auto"),
             max_model_len=context,
             max_num_seqs=live,
@@ -78,7 +82,7 @@ class StockVLLM:
             enforce_eager=True,
             disable_log_stats=True,
             **share(),
-            **_overrides(folder),
+            **OVERRIDES.get(model, {}),
         )
         self.engine: Any = LLMEngine.from_engine_args(args)
         self.tokenizer: Any = self.engine.get_tokenizer()

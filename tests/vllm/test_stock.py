@@ -50,7 +50,7 @@ def cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
 
 @pytest.mark.parametrize("model", [BASE, SMOLLM])
 async def test_a_wide_budget_changes_nothing(model: str) -> None:
-    policy = vllm_policy(model, WIDE, max_context=1024)
+    policy = vllm_policy(model, WIDE, max_context=1024, candidates=1)
     prompts = [policy.prompt_ids(q) for q in questions()]
     expected = stock(model, prompts, 200)
     found = await asyncio.gather(*(decode(policy, p, 200) for p in prompts))
