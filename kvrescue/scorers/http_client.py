@@ -165,6 +165,8 @@ def _message(body: str) -> str:
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
+        if body.lstrip()[:1] == "<":
+            return "a web page: this is not a vLLM server"
         return body or "(empty)"
     return str(found)
 

@@ -32,6 +32,12 @@ def evictor_of(policy: LocalPolicy) -> Any:
     return engine.evictor
 
 
+def in_use(policy: LocalPolicy) -> dict[str, int]:
+    """What the engine holds; promises last until a view is closed."""
+    engine: Any = policy.engine
+    return {name: count for name, count in engine.in_use.items() if name != "promised"}
+
+
 def check_lengths(policy: LocalPolicy, stats: CacheStats) -> None:
     """Law 4, from outside."""
     evictor = evictor_of(policy)
@@ -112,13 +118,12 @@ async def test_a_step_of_another_tokenizer_travels_as_text(policy: LocalPolicy) 
 
 async def test_a_step_without_tokens_only_drops_the_forks(policy: LocalPolicy) -> None:
     view = await policy.open(questions(1)[0], "base")
-    engine: Any = policy.engine
-    quiet = dict(engine.in_use)
+    quiet = in_use(policy)
     expected = [c.token_ids for c in await view.propose(2, step(12), (), [1, 2], 512)]
-    assert engine.in_use != quiet or evictor_of(policy) is None
+    assert in_use(policy) != quiet or evictor_of(policy) is None
     before = view.stats
     await view.commit(Candidate("x", 0, "", (), StopReason.LENGTH, tokenizer="other"))
-    assert (view.stats, engine.in_use) == (before, quiet)
+    assert (view.stats, in_use(policy)) == (before, quiet)
     assert [c.token_ids for c in await view.propose(2, step(12), (), [1, 2], 512)] == expected
     await view.close()
     assert idle(policy)
@@ -244,12 +249,11 @@ async def test_verdicts_are_those_of_the_whole_candidate(
 
 async def test_aborted_candidates_are_not_held(policy: LocalPolicy) -> None:
     view = await policy.open(questions(1)[0], "base")
-    engine: Any = policy.engine
-    before = dict(engine.in_use)
+    before = in_use(policy)
     found = await view.propose(4, step(20), (FiresAt(position=3),), [1, 2, 3, 4], 512)
     assert {c.stop for c in found} == {StopReason.ABORTED}
     assert [c.n_tokens for c in found] == [3] * 4
-    assert {**engine.in_use, "promised": 0} == {**before, "promised": 0}
+    assert in_use(policy) == before
     await view.close()
     assert idle(policy)
 
@@ -286,17 +290,16 @@ def test_a_detector_that_exits_fails_its_proposal_alone(policy: LocalPolicy) -> 
 
 
 async def test_closing_and_cancelling_free_at_once(policy: LocalPolicy) -> None:
-    engine: Any = policy.engine
     view = await policy.open(questions(1)[0], "base")
-    quiet = dict(engine.in_use)
+    quiet = in_use(policy)
     task = asyncio.create_task(view.propose(3, step(150), (), [1, 2, 3], 512))
     for _ in range(6):
         await asyncio.sleep(0)
-    assert engine.in_use != quiet
+    assert in_use(policy) != quiet
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert engine.in_use == quiet
+    assert in_use(policy) == quiet
     task = asyncio.create_task(view.propose(3, step(150), (), [1, 2, 3], 512))
     for _ in range(6):
         await asyncio.sleep(0)

@@ -183,8 +183,31 @@ def test_options_reach_vllm_and_are_checked() -> None:
         config(enable_prefix_caching=True)
     with pytest.raises(ConfigError, match="set by kvrescue"):
         config(scheduler_cls="x.Y")
-    with pytest.raises(ConfigError, match="vLLM refuses its options"):
-        config(no_such_option=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"tensor_paralel_size": 2},
+            r"options\.tensor_paralel_size.*did you mean 'tensor_parallel",
+        ),
+        ({"foo": 1}, r"options\.foo: vLLM has no such option$"),
+        ({"speculative_config": 5}, r"speculative_config = 5 is not supported"),
+        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size = 2 is not.*use tensor_parallel"),
+        ({"tensor_parallel_size": 0}, r"options\.tensor_parallel_size = 0: vLLM refuses it"),
+        ({"max_num_seqs": "a"}, r"max_num_seqs = 'a'"),
+        ({"seed": "x"}, r"seed = 'x'"),
+        ({"kv_cache_dtype": "nope"}, r"kv_cache_dtype = 'nope'"),
+        ({"distributed_executor_backend": "nope"}, r"distributed_executor_backend = 'nope' is not"),
+        ({"hf_overrides": "x"}, r"hf_overrides = 'x'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_vllm_refuses_is_one_line(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        config(**options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +231,12 @@ def test_wrong_arguments_are_named(argument: str, value: Any) -> None:
 
 
 def test_an_engine_that_cannot_start_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"memory.*: raise kv_cache_bytes"):
-        VLLMPolicy(BASE, kv_cache_bytes=1 << 10)
+    for arguments, advice in (
+        ({"kv_cache_bytes": 1 << 10}, r"kv_cache_bytes = 1024, .*: raise kv_cache_bytes"),
+        ({"kv_cache_bytes": 10**15}, r"kv_cache_bytes = 1000000000000000, .*: lower one of them"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            VLLMPolicy(BASE, **arguments)  # type: ignore[arg-type]
     source = Path(resolve(BASE).path)
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

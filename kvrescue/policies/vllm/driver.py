@@ -81,14 +81,27 @@ async def _hold_still() -> None:
         _holding[loop] -= 1
 
 
-def _not_started(name: str, error: Exception) -> KVRescueError:
+_MEMORY = ("memory", "alloc", "cache blocks")
+"""Words of what vLLM and torch say when there is not enough of it."""
+
+
+def _not_started(name: str, config: Any, error: Exception) -> KVRescueError:
     """What vLLM raises when an engine cannot start, as an error of ours with its way out."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0][:300]
-    if "memory" in reason:
-        return ConfigError(f"{name}: {reason}: raise kv_cache_bytes, or lower max_context")
     if "NUMA" in reason:
         return ConfigError(f"{name}: {reason}: set VLLM_CPU_OMP_THREADS_BIND=nobind")
-    return ModelLoadError(f"model = {name!r}: vLLM cannot load it: {reason}")
+    if any(word in reason for word in _MEMORY):
+        cache, scheduler = config.cache_config, config.scheduler_config
+        more = "less than requested" in reason or "alloc" in reason
+        advice = "lower one of them" if more else "raise kv_cache_bytes, or lower max_context"
+        return ConfigError(
+            f"{name}: vLLM cannot start with kv_cache_bytes = {cache.kv_cache_memory_bytes}, "
+            f"max_context = {config.model_config.max_model_len} and max_live_rows = "
+            f"{scheduler.max_num_seqs}: {reason}: {advice}"
+        )
+    return ModelLoadError(
+        f"model = {name!r}: vLLM cannot load it: {reason}; check the checkpoint and `options`"
+    )
 
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
@@ -119,7 +132,7 @@ class EngineDriver(abc.ABC, Generic[T]):
         except KVRescueError:
             raise
         except Exception as error:
-            raise _not_started(name, error) from error
+            raise _not_started(name, vllm_config, error) from error
         self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         self.steps = 0

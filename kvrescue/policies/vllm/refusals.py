@@ -28,6 +28,13 @@ class Refusal:
     always: bool = False
     """Whether it is refused without an evictor, too."""
 
+    def error(self, value: object) -> ConfigError:
+        """What to raise for a value."""
+        where = "" if self.always else " with an evictor"
+        return ConfigError(
+            f"vLLM: {self.setting} = {value!r} is not supported{where}: {self.why}; {self.change}"
+        )
+
 
 def _quantised(config: Any) -> Any:
     dtype = str(config.cache_config.cache_dtype)
@@ -220,11 +227,7 @@ def refuse(config: Any, refusals: Iterable[Refusal]) -> None:
     for refusal in refusals:
         value = refusal.found(config)
         if value is not None and value is not False:
-            where = "" if refusal.always else " with an evictor"
-            raise ConfigError(
-                f"vLLM: {refusal.setting} = {value!r} is not supported{where}: {refusal.why}; "
-                f"{refusal.change}"
-            )
+            raise refusal.error(value)
 
 
 def check_needs(evictor: Evictor) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from kvrescue.engine.checkpoint import Checkpoint
-from kvrescue.errors import ConfigError, KVRescueError
+from kvrescue.errors import ConfigError, KVRescueError, nearest
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.export import model_folder
 from kvrescue.policies.vllm.options import pack
-from kvrescue.policies.vllm.refusals import check_config
+from kvrescue.policies.vllm.refusals import REFUSALS, check_config
 
 __all__ = ["common_settings", "create_config", "default_memory", "default_type", "engine_config"]
 
@@ -88,20 +91,43 @@ def create_config(
 
     Raises ConfigError, where `owner` says what has arguments of its own for those.
     """
-    for name in ours:
-        if name in options:
+    known = {field.name for field in fields(EngineArgs)}
+    for name, value in options.items():
+        if name in ours:
             raise ConfigError(
-                f"options.{name} = {options[name]!r} is set by kvrescue; use the {owner}'s own "
-                "arguments"
+                f"options.{name} = {value!r} is set by kvrescue; use the {owner}'s own arguments"
             )
+        if name not in known:
+            close = nearest(name, known) if get_close_matches(name, known) else ""
+            raise ConfigError(f"options.{name}: vLLM has no such option{close}")
     merged = {**settings, **options}
     _choose_executor(merged)
     try:
         return EngineArgs(**merged).create_engine_config()
     except KVRescueError:
         raise
-    except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
-        raise ConfigError(f"vLLM refuses its options: {error}") from error
+    except Exception as error:  # whatever its checks stumble over
+        raise _refused(error, options) from error
+
+
+def _refused(error: Exception, options: Mapping[str, Any]) -> ConfigError:
+    """One line for what vLLM does not take; ours where we would refuse the same."""
+    for refusal in REFUSALS:
+        value = options.get(refusal.setting)
+        if refusal.always and value not in (None, False, 0, 1):
+            return refusal.error(value)
+    if isinstance(error, ValidationError):
+        item = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in item["loc"])
+        if field in options:
+            return ConfigError(
+                f"options.{field} = {options[field]!r:.80}: vLLM refuses it: {item['msg']}"
+            )
+        reason = f"{field}: {item['msg']}" if field else item["msg"]
+    else:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+    given = ", ".join(f"{name} = {value!r:.40}" for name, value in options.items())
+    return ConfigError(f"vLLM refuses its options ({given or 'none given'}): {reason[:300]}")
 
 
 def _choose_executor(settings: dict[str, Any]) -> None:
