@@ -276,6 +276,14 @@ async def test_a_refusal_is_not_repeated(server: Server, status: int) -> None:
     await ours.aclose()
 
 
+async def test_a_web_page_is_not_quoted(server: Server) -> None:
+    ours = client(server)
+    server.faults = [(404, "<!DOCTYPE HTML>\n<html><title>Error</title></html>")]
+    with pytest.raises(ScorerError, match="HTTP 404: a web page: this is not a vLLM server"):
+        await ours.score(Trajectory().context, pool(*STEPS))
+    await ours.aclose()
+
+
 async def test_no_answer_in_time(server: Server) -> None:
     ours = client(server)
     slow = client(server, timeout=0.2, retries=1)
