@@ -268,7 +268,7 @@ def test_checkpoints_that_are_no_reward_models(tmp_path: Path) -> None:
         ({"runner": "generate"}, "options.runner = 'generate' is set by kvrescue"),
         ({"pooler_config": {}}, "options.pooler_config"),
         ({"enable_prefix_caching": True}, "options.enable_prefix_caching"),
-        ({"no_such_option": 1}, "vLLM refuses its options"),
+        ({"no_such_option": 1}, "vLLM has no such option"),
         ({"enable_lora": True}, "enable_lora = 'True' is not supported: adapters per request"),
         (
             {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
