@@ -3,7 +3,10 @@
 Sequences with four forks each decode the same number of tokens (no separator, no EOS), seeded and
 sampled alike, in turns within one process:
 
-- stock: vLLM's own engine, prefix caching on, no text asked of it, the same prompts;
+- stock: vLLM's own engine, no text asked of it, the same prompts; every request has a cache of its
+  own, as our candidates have;
+- stock, shared prompts: with prefix caching, so that attention reads the forks' common prompt from
+  the same memory;
 - full context: the vLLM policy without an evictor;
 - budget >= length: with an evictor that never fires, so that the work is the same;
 - R-KV with budget 64 + window 128, evicting every 1, 16, 64 tokens.
@@ -100,7 +103,9 @@ class Ours:
 class Stock:
     """vLLM without kvrescue: its engine is given tokens and stepped until they are decoded."""
 
-    def __init__(self, model: str, now: Callable[[], float], **kwargs: Any) -> None:
+    def __init__(
+        self, model: str, now: Callable[[], float], *, share_prompts: bool, **kwargs: Any
+    ) -> None:
         require_vllm()  # the same model runner, in this process
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -116,7 +121,7 @@ class Stock:
             max_num_seqs=kwargs["max_live_rows"],
             **kwargs["options"],
             kv_cache_memory_bytes=kwargs["kv_cache_bytes"],
-            enable_prefix_caching=True,
+            enable_prefix_caching=share_prompts,
             async_scheduling=False,
             enforce_eager=True,
             disable_log_stats=True,
@@ -184,7 +189,8 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "options": {"max_num_batched_tokens": most * CONTEXT, **share()},
     }
     sides: dict[str, Any] = {
-        "stock": Stock(model, now, **options),
+        "stock": Stock(model, now, share_prompts=False, **options),
+        "stock, shared prompts": Stock(model, now, share_prompts=True, **options),
         "full context": Ours(model, now, None, **options),
         "budget >= length": Ours(model, now, 0, **options),
     }
@@ -212,8 +218,9 @@ def compare(turns: dict[str, list[float]], live: int) -> dict[str, dict[str, flo
     for name, values in turns.items():
         row = {"ms_per_step": round(1000 * statistics.median(values), 2)}
         row["tokens_per_second"] = round(live / statistics.median(values), 1)
-        if name != "stock":
-            row["throughput_of_stock"] = ratio(turns["stock"], values)
+        for peer in ("stock", "stock, shared prompts"):
+            if not name.startswith("stock"):
+                row[f"throughput of {peer}"] = ratio(turns[peer], values)
         if name.startswith("rkv"):
             row["added_by_eviction"] = round(1 / ratio(turns["budget >= length"], values) - 1, 3)
         table[name] = row

@@ -169,7 +169,7 @@ def throughput_and_eviction_cost(place: Place, seen: dict[str, Any]) -> None:
     )
     seen.update(measure(args, place.model))
     for live, rows in seen.items():
-        ratio = rows["budget >= length"]["throughput_of_stock"]
+        ratio = rows["budget >= length"]["throughput of stock"]
         wanted = 0.0 if place.quick else 0.95
         require(ratio >= wanted, f"{live}: {ratio} of stock's throughput at budget >= length")
 
