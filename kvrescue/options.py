@@ -6,7 +6,10 @@ is for components that are built directly, as in `RKV(budget=0)`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -14,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from kvrescue.errors import ConfigError
 from kvrescue.faults import WRONG_VALUE, is_boolean_number, line, translated
 
-__all__ = ["SECRETS", "Options"]
+__all__ = ["SECRETS", "Options", "checked_by"]
 
 SECRETS = "secrets"
 """Context of a dump that is not to be seen: keys are then part of it. Otherwise they are left out.
@@ -58,3 +61,36 @@ else:
             if is_boolean_number(cls.model_fields[info.field_name].annotation, value):
                 raise PydanticCustomError(WRONG_VALUE, "")
             return value
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked_by(
+    spec: type[Options], *, but: Collection[str] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a constructor that takes what a spec's fields say: whoever calls it directly is told of
+    wrong values like whoever writes a configuration.
+
+    Parameters that are not fields, are left at their default or named in `but` are not looked at.
+    The constructor then raises ConfigError (field, value, reason), too.
+    """
+
+    def decorate(constructor: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(constructor)
+        fields = set(spec.model_fields).difference(but)
+
+        @functools.wraps(constructor)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # wrong parameters: the call itself says which
+                return constructor(*args, **kwargs)
+            known = signature.parameters
+            spec(**{n: v for n, v in given.items() if n in fields and v is not known[n].default})
+            return constructor(*args, **kwargs)
+
+        return checked
+
+    return decorate

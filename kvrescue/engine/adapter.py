@@ -21,7 +21,7 @@ from kvrescue.engine.slots import KVShape, SlotStore
 from kvrescue.errors import ModelLoadError
 from kvrescue.evictors.tracking import ScoreTracker
 
-__all__ = ["ATTENTION", "ForwardBatch", "ModelAdapter"]
+__all__ = ["ATTENTION", "ForwardBatch", "ModelAdapter", "eos_ids"]
 
 ATTENTION = "kvrescue_slots"
 """Name under which the attention function is registered with transformers."""
@@ -190,6 +190,15 @@ def slot_attention(
 AttentionInterface.register(ATTENTION, slot_attention)
 
 
+def eos_ids(*configs: object) -> list[int]:
+    """Ids that end a sequence, of the first configuration that names any."""
+    for config in configs:
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return [eos] if isinstance(eos, int) else list(eos)
+    return []
+
+
 class ModelAdapter:
     """A decoder (and its LM head, if any) that runs over slot stores."""
 
@@ -200,11 +209,7 @@ class ModelAdapter:
         self.head: nn.Module | None = model.get_output_embeddings()
         self.decoder: nn.Module = model.get_decoder() if self.head is not None else model
         self._refuse_unsupported()
-        generation = getattr(model, "generation_config", None)
-        eos = getattr(generation, "eos_token_id", None)
-        if eos is None:
-            eos = getattr(self.config, "eos_token_id", None)
-        self.generation_eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        self.generation_eos = eos_ids(getattr(model, "generation_config", None), self.config)
         """Ids that the checkpoint names as end of sequence."""
         model.set_attn_implementation(ATTENTION)
         model.eval()

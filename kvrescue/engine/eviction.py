@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kvrescue.engine.slots import SlotStore
-from kvrescue.evictors._select import choose
 from kvrescue.evictors.base import Evictor, KVSlice
+from kvrescue.evictors.selection import choose
 from kvrescue.evictors.tracking import TrackedCache
 
 __all__ = ["Eviction"]

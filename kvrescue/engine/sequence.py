@@ -14,28 +14,11 @@ from kvrescue.engine.candidate import GrowingCandidate
 from kvrescue.engine.sampler import uniforms
 from kvrescue.engine.slots import KVBlock
 from kvrescue.engine.text import TokenText
+from kvrescue.evictors.audit import Audit
 from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason
 
 __all__ = ["Draft", "Extension", "Group", "HeldFork", "ParkedSequence", "Probe", "right_pad"]
-
-
-@dataclass(slots=True)
-class Audit:
-    """Eviction counters of one sequence; a fork starts from a copy of its parent's."""
-
-    evictions: int = 0
-    dropped: int = 0
-    peak: int = 0
-
-    def note(self, length: int, dropped: int) -> None:
-        """Record the state after an operation that left `length` entries."""
-        self.evictions += dropped > 0
-        self.dropped += dropped
-        self.peak = max(self.peak, length)
-
-    def copy(self) -> Audit:
-        return Audit(self.evictions, self.dropped, self.peak)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvrescue.evictors._tensors import rows_at
+from kvrescue.evictors.tensors import rows_at
 
 __all__ = ["EPSILON", "Matches", "last_matches", "redundancy"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvrescue.evictors import _tensors as ops
+from kvrescue.evictors import tensors as ops
 from kvrescue.evictors._redundancy import EPSILON, last_above, last_matches, pending_rows
 from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache
 

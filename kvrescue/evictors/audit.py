@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Self
+
 from kvrescue.errors import AuditError
 from kvrescue.evictors.base import Evictor
 from kvrescue.types import CacheStats
 
-__all__ = ["check_fired"]
+__all__ = ["Audit", "check_fired"]
+
+
+@dataclass(slots=True)
+class Audit:
+    """Eviction counters of one sequence; a fork starts from a copy of its parent's."""
+
+    evictions: int = 0
+    dropped: int = 0
+    peak: int = 0
+
+    def note(self, length: int, dropped: int) -> None:
+        """Record the state after an operation that left `length` entries."""
+        self.evictions += dropped > 0
+        self.dropped += dropped
+        self.peak = max(self.peak, length)
+
+    def copy(self) -> Self:
+        return replace(self)
 
 
 def check_fired(evictor: Evictor | None, stats: CacheStats) -> None:

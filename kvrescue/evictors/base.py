@@ -132,6 +132,6 @@ class Evictor(Options, abc.ABC):
         range, non-finite data that reached the scores) and for scores of the wrong shape or that
         are not finite.
         """
-        from kvrescue.evictors._select import select
+        from kvrescue.evictors.selection import select
 
         return select(self, kv)

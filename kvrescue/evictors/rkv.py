@@ -65,7 +65,7 @@ class RKV(Evictor):
 
         Raises `EvictorError` when the slice holds no entry before the window.
         """
-        from kvrescue.evictors import _tensors as ops
+        from kvrescue.evictors import tensors as ops
         from kvrescue.evictors._redundancy import redundancy
 
         past = ops.past_length(self.kind, kv, self.window)

@@ -48,7 +48,7 @@ class SnapKV(Evictor):
 
         Raises `EvictorError` when the slice holds no entry before the window.
         """
-        from kvrescue.evictors import _tensors as ops
+        from kvrescue.evictors import tensors as ops
 
         past = ops.past_length(self.kind, kv, self.window)
 

@@ -8,6 +8,7 @@ from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import default_device, default_dtype, load_causal_lm
 from kvrescue.evictors.base import Evictor
+from kvrescue.options import checked_by
 from kvrescue.policies.local import LocalPolicy, check_evictor
 from kvrescue.policies.specs import TorchPolicySpec
 
@@ -22,6 +23,7 @@ class TorchPolicy(LocalPolicy):
     "raw" encodes it as it is. Raises ModelLoadError.
     """
 
+    @checked_by(TorchPolicySpec, but=["evictor"])
     def __init__(
         self,
         model: str,
@@ -34,15 +36,6 @@ class TorchPolicy(LocalPolicy):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
-        TorchPolicySpec(  # tells of wrong arguments
-            model=model,
-            system=system,
-            template=template,
-            max_context=max_context,
-            max_live_rows=max_live_rows,
-            device=device,
-            dtype=dtype,
-        )
         check_evictor(evictor)
         checkpoint = resolve(model)
         self._read_tokenizer(checkpoint, system, template)

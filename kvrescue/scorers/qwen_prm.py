@@ -27,6 +27,7 @@ from kvrescue.engine.loading import (
 )
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.errors import NonFiniteLogitsError, ScorerError
+from kvrescue.options import checked_by
 from kvrescue.scorers.base import Scorer
 from kvrescue.scorers.prm_text import PRMText, check_prefix, check_room
 from kvrescue.scorers.specs import SYSTEM, Convention, QwenPRMSpec
@@ -53,6 +54,7 @@ class QwenPRM(Scorer):
     2 labels). Raises ModelLoadError for any other head.
     """
 
+    @checked_by(QwenPRMSpec)
     def __init__(
         self,
         model: str,
@@ -64,15 +66,6 @@ class QwenPRM(Scorer):
         device: str | None = None,
         dtype: DType = "auto",
     ) -> None:
-        QwenPRMSpec(  # tells of wrong arguments
-            model=model,
-            convention=convention,
-            step_tag=step_tag,
-            system=system,
-            max_context=max_context,
-            device=device,
-            dtype=dtype,
-        )
         checkpoint = resolve(model)
         self.tokenizer, _ = load_tokenizer(checkpoint)
         self.text = PRMText(

@@ -22,6 +22,7 @@ from kvrescue.engine.choices import DType
 from kvrescue.engine.heads import fill, head_weights
 from kvrescue.engine.loading import context_limit, load_tokenizer
 from kvrescue.errors import ModelLoadError
+from kvrescue.options import checked_by
 from kvrescue.policies.vllm.support import require_vllm
 from kvrescue.scorers.base import Scorer
 from kvrescue.scorers.prm_text import PRMText, Text
@@ -44,6 +45,7 @@ class VLLMPRM(Scorer):
     combination) and ModelLoadError.
     """
 
+    @checked_by(VLLMPRMSpec)
     def __init__(
         self,
         model: str,
@@ -58,18 +60,6 @@ class VLLMPRM(Scorer):
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        VLLMPRMSpec(  # tells of wrong arguments
-            model=model,
-            convention=convention,
-            step_tag=step_tag,
-            system=system,
-            max_context=max_context,
-            max_live_rows=max_live_rows,
-            prefix_caching=prefix_caching,
-            kv_cache_bytes=kv_cache_bytes,
-            dtype=dtype,
-            options={} if options is None else options,
-        )
         require_vllm()
         from kvrescue.policies.vllm.pooling import PoolingDriver, pooling_config
         from kvrescue.policies.vllm.reward import overrides

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, get_args
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from kvrescue import Limits, Sampling
 from kvrescue.config import ProposerConfig, RescueConfig
 from kvrescue.detectors import NgramDetector
 from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV
-from kvrescue.options import Options
+from kvrescue.options import Options, checked_by
 from kvrescue.plugins import Plugins
 
 
@@ -81,3 +82,34 @@ def test_words_for_python() -> None:
         "Limits: max_output_tokens = 'x': expected a whole number of at least 1, or None; "
         "max_step: unknown field 'max_step'; did you mean 'max_steps'?"
     )
+
+
+class Shape(Options):
+    size: int = Field(ge=1)
+    name: str | None = None
+    part: int | None = None
+
+
+class Thing:
+    @checked_by(Shape, but=["part"])
+    def __init__(self, size: int, *, name: str | None = None, part: object = None) -> None:
+        self.size, self.name, self.part = size, name, part
+
+
+def test_a_constructor_is_checked_as_its_options_are() -> None:
+    thing = Thing(3, name="a", part="not looked at")
+    assert (thing.size, thing.name, thing.part) == (3, "a", "not looked at")
+    for arguments in ({"size": 0}, {"size": "x"}, {"size": True}, {"size": 3, "name": 5}):
+        with pytest.raises(ConfigError) as direct:
+            Thing(**arguments)
+        with pytest.raises(ConfigError) as configured:
+            Shape(**arguments)
+        assert str(direct.value) == str(configured.value)
+
+
+def test_a_checked_constructor_keeps_its_signature() -> None:
+    assert list(inspect.signature(Thing).parameters) == ["size", "name", "part"]
+    with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'sise'"):
+        Thing(3, sise=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"__init__\(\) missing 1 required positional argument"):
+        Thing()  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvrescue.errors import ConfigError, EvictorError
 from kvrescue.evictors import RKV, KVSlice, SnapKV
-from kvrescue.evictors import _tensors as ops
+from kvrescue.evictors import tensors as ops
 from kvrescue.evictors._redundancy import redundancy
 from tests.evictors import reference
 from tests.evictors.matrix import make_slice

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
 
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.torch import TorchPolicy
@@ -39,3 +43,28 @@ def torch_policy(model: str, evictor: Evictor | None) -> TorchPolicy:
 
 def blocks_of(policy: VLLMPolicy, sequence: VLLMSequence) -> int:
     return len(policy.engine.driver.scheduler.held[sequence.state].blocks)
+
+
+T = TypeVar("T")
+
+
+def leaving_the_process_alone(build: Callable[[], T]) -> T:
+    """What `build` builds. vLLM seeds every generator of the process when an engine starts, and
+    turns off torch.set_num_threads: the next draws are those that would have come anyway."""
+
+    def seed() -> None:
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    seed()
+    expected = draw()
+    seed()
+    set_num_threads = torch.set_num_threads
+    built = build()
+    assert draw() == expected
+    assert torch.set_num_threads is set_num_threads
+    return built

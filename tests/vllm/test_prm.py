@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -25,7 +23,7 @@ from tests.engine.checkpoints import HIDDEN, edit, save_lm, save_prm, two_layer_
 from tests.policies.parts import BASE, decode
 from tests.scorers.helpers import Trajectory, candidate, pool
 from tests.scorers.laws import check_laws
-from tests.vllm.parts import vllm_policy
+from tests.vllm.parts import leaving_the_process_alone, vllm_policy
 from tests.vllm.servers import KEY, Served, serve, stop
 
 PRM = "tiny/prm"
@@ -305,18 +303,9 @@ def test_too_little_memory() -> None:
 
 
 def test_starting_an_engine_leaves_the_process_as_it_was() -> None:
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    expected = random.random(), np.random.rand(), torch.rand(1).item()
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    set_num_threads = torch.set_num_threads
     options = {"block_size": 64, "hf_overrides": {"head_dtype": "model"}}
-    prm = VLLMPRMSpec(model=PRM, max_context=300, kv_cache_bytes=MEMORY, options=options).build()
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
-    assert torch.set_num_threads is set_num_threads
+    spec = VLLMPRMSpec(model=PRM, max_context=300, kv_cache_bytes=MEMORY, options=options)
+    prm = leaving_the_process_alone(spec.build)
     assert prm.max_context == 300
     assert prm.driver.llm.vllm_config.cache_config.block_size == 64
     asyncio.run(prm.aclose())

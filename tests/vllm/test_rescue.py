@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from kvrescue.policies.vllm.messages import Due
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.types import Candidate, StopReason
 from tests.policies.parts import BASE, DRAWN, foreign, idle, questions
-from tests.vllm.parts import torch_policy, vllm_policy
+from tests.vllm.parts import leaving_the_process_alone, torch_policy, vllm_policy
 
 ON_VLLM = [
     "proposers.base.policy.kind=vllm",
@@ -92,18 +90,7 @@ def test_one_engine_may_end_before_the_other() -> None:
 
 
 def test_starting_an_engine_leaves_the_process_as_it_was() -> None:
-    """vLLM seeds every generator of the process and turns off torch.set_num_threads."""
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    expected = random.random(), np.random.rand(), torch.rand(1).item()
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    set_num_threads = torch.set_num_threads
-    policy = VLLMPolicy(BASE, kv_cache_bytes=8 << 20)
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
-    assert torch.set_num_threads is set_num_threads
+    policy = leaving_the_process_alone(lambda: VLLMPolicy(BASE, kv_cache_bytes=8 << 20))
     asyncio.run(policy.aclose())
 
 

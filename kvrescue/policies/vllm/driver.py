@@ -46,16 +46,16 @@ def _process_kept() -> Iterator[None]:
 _alive: set[int] = set()
 
 
-def _own_shutdown(owner: object, client: Any) -> weakref.finalize[[Any, int], Any]:
+def _own_shutdown(owner: object, client: Any) -> weakref.finalize[[Any], Any]:
     """vLLM tears down the process-wide distributed groups with any of its engines, even when one
     is only garbage collected: here they stay until the last engine ends."""
     client._finalizer.detach()
     _alive.add(id(client.engine_core))
-    return weakref.finalize(owner, _shut_down, client.engine_core, id(client.engine_core))
+    return weakref.finalize(owner, _shut_down, client.engine_core)
 
 
-def _shut_down(core: Any, key: int) -> None:
-    _alive.discard(key)
+def _shut_down(core: Any) -> None:
+    _alive.discard(id(core))
     if _alive:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()

@@ -22,7 +22,7 @@ from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.admission import Admission
 from kvrescue.policies.vllm.draft import VLLMDraft
 from kvrescue.policies.vllm.driver import Driver
-from kvrescue.policies.vllm.messages import Audit, Ticket
+from kvrescue.policies.vllm.messages import Ledger, Ticket
 from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, StopReason
 
@@ -208,7 +208,7 @@ class VLLMEngine:
         if self.evictor is None:
             return CacheStats(logical, logical, logical)
         held = self.driver.scheduler.held.get(sequence.state)
-        audit = held.audit.copy() if held is not None else Audit()
+        audit = held.audit.copy() if held is not None else Ledger()
         keep = self.evictor.bound + sequence.prefix
         for tokens in sequence.unfed:
             audit.fed(tokens, keep, self.evictor.interval)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvrescue.evictors._tensors import rows_at
 from kvrescue.evictors.base import Evictor, KVSlice
+from kvrescue.evictors.tensors import rows_at
 from kvrescue.policies.vllm.attention import Layout, QueryRing
 from kvrescue.policies.vllm.messages import Due
 

@@ -11,41 +11,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvrescue.evictors.audit import Audit
+
 if TYPE_CHECKING:
     from kvrescue.policies.vllm.draft import VLLMDraft
 
-__all__ = ["KEY", "Audit", "Due", "Fork", "Report", "StepMessage", "Ticket", "ticket_name"]
+__all__ = ["KEY", "Due", "Fork", "Ledger", "Report", "StepMessage", "Ticket", "ticket_name"]
 
 KEY = "kvrescue"
 """Where our data lies: `extra_args[KEY]`, `additional_config[KEY]`, attributes of step objects."""
 
 
 @dataclass(slots=True)
-class Audit:
-    """Lengths and eviction counters of one sequence; the scheduler's record, copied by forks."""
+class Ledger(Audit):
+    """Length and eviction counters of one sequence; the scheduler's record, copied by forks."""
 
     length: int = 0
     """Entries held per layer and KV head after the last operation."""
-    evictions: int = 0
-    dropped: int = 0
-    peak: int = 0
 
-    def fed(self, tokens: int, keep: int | None, interval: int = 1) -> int:
+    def fed(self, tokens: int, keep: int, interval: int) -> int:
         """`tokens` were fed in one operation; returns how many entries then leave.
 
-        `keep` is B' plus the protected prefix; None means that nothing is ever evicted.
+        `keep` is B' plus the protected prefix.
         """
-        length, dropped = self.length + tokens, 0
-        if keep is not None and length >= keep + interval:
-            dropped = length - keep
+        length = self.length + tokens
+        dropped = length - keep if length >= keep + interval else 0
         self.length = length - dropped
-        self.evictions += dropped > 0
-        self.dropped += dropped
-        self.peak = max(self.peak, self.length)
+        self.note(self.length, dropped)
         return dropped
-
-    def copy(self) -> Audit:
-        return Audit(self.length, self.evictions, self.dropped, self.peak)
 
 
 @dataclass(slots=True)

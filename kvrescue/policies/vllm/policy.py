@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
 from kvrescue.detectors.base import Source
+from kvrescue.engine.adapter import eos_ids
 from kvrescue.engine.checkpoint import Checkpoint, resolve
 from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.loading import context_limit
 from kvrescue.evictors.base import Evictor
+from kvrescue.options import checked_by
 from kvrescue.policies.local import LocalPolicy, check_evictor
 from kvrescue.policies.specs import VLLMPolicySpec, with_interval
 from kvrescue.policies.vllm.refusals import check_needs
@@ -24,13 +27,14 @@ class VLLMPolicy(LocalPolicy):
     """Proposes steps with a model that vLLM runs in this process.
 
     `evictor` None means full context: stock vLLM with prefix caching. An evictor whose `interval`
-    was not given evicts every 16 tokens here (1, the paper's, moves the whole cache for each).
+    was not given evicts every 16 tokens here (1, the paper's, scores the whole cache for each).
     Arguments as in `VLLMPolicySpec`.
 
     Raises DependencyError (vLLM missing or of an unsupported version), ConfigError (an unsupported
     combination, see `refusals.REFUSALS`) and ModelLoadError.
     """
 
+    @checked_by(VLLMPolicySpec, but=["evictor"])
     def __init__(
         self,
         model: str,
@@ -45,17 +49,6 @@ class VLLMPolicy(LocalPolicy):
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        VLLMPolicySpec(  # tells of wrong arguments
-            model=model,
-            system=system,
-            template=template,
-            max_context=max_context,
-            max_live_rows=max_live_rows,
-            candidates=candidates,
-            kv_cache_bytes=kv_cache_bytes,
-            dtype=dtype,
-            options={} if options is None else options,
-        )
         check_evictor(evictor)
         require_vllm()
         from kvrescue.policies.vllm.engine import VLLMEngine
@@ -114,12 +107,8 @@ def _model_config(checkpoint: Checkpoint) -> Any:
 
 def _generation_eos(checkpoint: Checkpoint, config: Any) -> list[int]:
     """Ids that the checkpoint names as end of sequence."""
-    eos = None
+    generation = None
     if not checkpoint.gguf:
-        try:
+        with contextlib.suppress(OSError):  # no generation_config.json
             generation = GenerationConfig.from_pretrained(checkpoint.path, **checkpoint.kwargs)
-            eos = generation.eos_token_id
-        except OSError:  # no generation_config.json
-            eos = None
-    eos = getattr(config, "eos_token_id", None) if eos is None else eos
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    return eos_ids(generation, config)

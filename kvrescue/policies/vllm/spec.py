@@ -17,7 +17,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry, register_kv_cache_spec
 
-from kvrescue.policies.vllm.messages import Audit, Fork
+from kvrescue.policies.vllm.messages import Fork, Ledger
 from kvrescue.policies.vllm.options import evictor_of
 
 __all__ = ["Account", "EvictingManager", "EvictingSpec", "Held"]
@@ -30,7 +30,7 @@ class Account:
     prefix: int = 0
     evicted: int = 0
     """Logical minus physical length."""
-    audit: Audit = field(default_factory=Audit)
+    audit: Ledger = field(default_factory=Ledger)
     keep_logits: bool = False
     told: int | None = None
     """`evicted` as the workers know it."""
@@ -48,7 +48,7 @@ class Held:
     complete: bool
     """Its last token was fed and the logits that follow are known (a prompt, a foreign step). A
     candidate's last token was sampled but not fed."""
-    audit: Audit = field(default_factory=Audit)
+    audit: Ledger = field(default_factory=Ledger)
 
     @property
     def length(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -39,13 +38,12 @@ class CPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
         """The runner's class is a global of vLLM's module, looked up when it is needed."""
         evicts = evictor_of(self.vllm_config.additional_config) is not None
         runner: Any = EvictingCPURunner if evicts else EntropyCPURunner
-        stock, set_num_threads = cpu_worker.CPUModelRunner, torch.set_num_threads
+        stock = cpu_worker.CPUModelRunner
         cpu_worker.CPUModelRunner = runner
         try:
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = stock
-            torch.set_num_threads = set_num_threads  # vLLM turns it off for the whole process
         if type(self.model_runner) is not runner:
             raise ConfigError(
                 f"vLLM built a {type(self.model_runner).__name__} instead of kvrescue's runner; "
