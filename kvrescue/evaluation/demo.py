@@ -15,12 +15,13 @@ from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.bill import Bill, bills
 from kvrescue.evaluation.jobs import Job, Outcome, run_jobs
-from kvrescue.evaluation.methods import METHODS, Method, evictor_of
+from kvrescue.evaluation.methods import Method, evictor_of
 from kvrescue.evaluation.statistics import recovery, recovery_interval, wilson_interval
 from kvrescue.types import Solution
 
 __all__ = [
     "BUDGETS",
+    "COMPARED",
     "LEAST_GAP",
     "DemoPlan",
     "DemoReport",
@@ -35,6 +36,9 @@ BUDGETS: Final = (16, 64, 128)
 
 LEAST_GAP: Final = 10
 """Points between full KV and evicted; below, recovery would be a quotient of two small numbers."""
+
+COMPARED: Final[tuple[Method, ...]] = ("full_kv", "helper", "best_of_n", "kv_rescue")
+"""The methods of every table, in its order."""
 
 _BUDGET_PATH: Final = "proposers.base.policy.evictor.budget"
 _MOST_PROBLEMS: Final = 10_000
@@ -228,7 +232,7 @@ def run_demo(plan: DemoPlan, workers: int = 1, progress: Progress | None = None)
 
     def setting(budget: int, n: int) -> Setting:
         window = evictor_of(plan.configs[budget]).window
-        chosen = tuple(rows[_run(method, n, budget)] for method in METHODS)
+        chosen = tuple(rows[_run(method, n, budget)] for method in COMPARED)
         return Setting(budget, window, n, chosen)
 
     return DemoReport(
@@ -250,7 +254,7 @@ def _run(method: Method, n: int, budget: int) -> _Run:
 
 def _runs(plan: DemoPlan) -> list[_Run]:
     cells = [(plan.budget, n) for n in plan.sizes] + [(budget, 1) for budget in plan.budgets]
-    runs = [_run(method, n, budget) for budget, n in cells for method in METHODS]
+    runs = [_run(method, n, budget) for budget, n in cells for method in COMPARED]
     runs += [_Run("helper", 2 * n, None) for n in plan.sizes]
     return list(dict.fromkeys(runs))
 

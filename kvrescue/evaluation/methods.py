@@ -1,8 +1,8 @@
-"""The four methods of the paper's tables, each a composition of the same parts.
+"""The methods of the paper's tables, each a composition of the same parts.
 
 None of them is a branch of the selector: full-KV is the base without its evictor, best-of-N the
-evicted base unscreened and alone, helper-only the helper alone, and KV-Rescue the composition as
-configured.
+evicted base unscreened and alone, helper-only the helper alone, interleaving KV-Rescue without its
+detectors, and KV-Rescue the composition as configured.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from kvrescue.errors import ConfigError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import PolicySpec
 
-__all__ = ["BASE", "HELPER", "METHODS", "Method", "compose", "evictor_of"]
+__all__ = ["BASE", "EVICTED", "HELPER", "METHODS", "Method", "compose", "evictor_of"]
 
-Method: TypeAlias = Literal["full_kv", "helper", "best_of_n", "kv_rescue"]
+Method: TypeAlias = Literal["full_kv", "helper", "best_of_n", "interleaved", "kv_rescue"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
+EVICTED: Final[tuple[Method, ...]] = ("best_of_n", "interleaved", "kv_rescue")
+"""Those that a budget applies to."""
 
 BASE: Final = "base"
 HELPER: Final = "helper"
@@ -41,6 +43,7 @@ def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
         "full_kv": {BASE: _changed(base, policy=_without_evictor(base.policy), detectors=())},
         "helper": {HELPER: helper},
         "best_of_n": {BASE: _changed(base, detectors=())},
+        "interleaved": {BASE: _changed(base, detectors=()), HELPER: helper},
         "kv_rescue": {BASE: base, HELPER: helper},
     }
     chosen = {name: _changed(part, candidates=n) for name, part in proposers[method].items()}

@@ -1,0 +1,72 @@
+"""Settings: the cells of the tables, each a resolved configuration with its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvrescue.config import RescueConfig, config_hash, load_config
+from kvrescue.evaluation.methods import EVICTED, Method, compose
+
+__all__ = ["Setting", "distinct", "setting_of"]
+
+@dataclass(frozen=True)
+class Setting:
+    """One method at one budget, N and seed."""
+
+    method: Method
+    n: int
+    """Candidates of each proposer in a step."""
+    budget: int | None
+    """None where nothing is evicted."""
+    seed: int
+    """Of the samples."""
+    config: RescueConfig
+    """Composed and complete; `seed` included."""
+
+    @property
+    def key(self) -> str:
+        """Readable, and changes with every option that may change a result."""
+        budget = "full" if self.budget is None else f"b{self.budget}"
+        return f"{self.method}-{budget}-n{self.n}-s{self.seed}-{config_hash(self.config)}"
+
+    @property
+    def weight(self) -> int:
+        """What a problem costs, roughly, in candidates per step."""
+        return self.n * len(self.config.proposers)
+
+    def data(self) -> dict[str, Any]:
+        """As plain JSON data; `from_data` reads it back."""
+        return {
+            "key": self.key,
+            "method": self.method,
+            "n": self.n,
+            "budget": self.budget,
+            "seed": self.seed,
+            "config": self.config.model_dump(mode="json"),
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Setting:
+        config = load_config(data["config"])
+        return cls(data["method"], data["n"], data["budget"], data["seed"], config)
+
+
+def setting_of(config: RescueConfig, method: Method, n: int, budget: int, seed: int) -> Setting:
+    """The setting of a method.
+
+    Args:
+        config: KV-Rescue's, at this budget.
+        method: which composition of its parts is meant.
+        n: candidates of each proposer in a step.
+        budget: the evictor's; methods without one do not depend on it.
+        seed: of the samples.
+    """
+    composed = compose(config, method, n).model_copy(update={"seed": seed})
+    return Setting(method, n, budget if method in EVICTED else None, seed, composed)
+
+
+def distinct(settings: Iterable[Setting]) -> list[Setting]:
+    """Without those that are the same run."""
+    return list({setting.key: setting for setting in settings}.values())
