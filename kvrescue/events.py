@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvrescue.errors import ConfigError
 from kvrescue.faults import line, translated
-from kvrescue.types import Candidate, CommittedStep, Question, Solution
+from kvrescue.types import CacheStats, Candidate, CommittedStep, Question, Solution
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -44,6 +44,8 @@ class TrajectoryStarted:
     question: Question
     seed: int
     proposers: tuple[str, ...]
+    caches: Mapping[str, CacheStats] = field(default_factory=dict)
+    """Of every view: it holds the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class StepCommitted:
 
     question_id: str
     step: CommittedStep
+    caches: Mapping[str, CacheStats] = field(default_factory=dict)
+    """Of every view. After the last step of a trajectory nothing is drawn, so no view reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,9 @@ class _Trajectory:
         try:
             await self.views.open()
             self.views.require_room(self.selector.limits.max_context)
-            yield TrajectoryStarted(self.question, self.seed, tuple(self.uses))
+            yield TrajectoryStarted(
+                self.question, self.seed, tuple(self.uses), self.views.stats()
+            )
             while self.stop is None:
                 max_tokens = self._tokens_left()
                 if max_tokens < 1:
@@ -273,7 +275,7 @@ class _Trajectory:
             degradations=tuple(self.degradations[known:]),
         )
         await self._commit(committed)
-        return StepCommitted(self.question.id, committed)
+        return StepCommitted(self.question.id, committed, self.views.stats())
 
     async def _commit(self, committed: CommittedStep) -> None:
         winner = committed.candidate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -108,14 +109,19 @@ class Views:
                     f"context holds {length + room}: nothing can be added"
                 )
 
+    def stats(self) -> dict[str, CacheStats]:
+        """Every open view's cache, now."""
+        found = {}
+        for name in self._names:
+            with _measuring(name):
+                found[name] = self._open[name].stats
+        return found
+
     def _room_and_length(self, name: str, max_context: int) -> tuple[int, int]:
         view = self._open[name]
-        try:
+        with _measuring(name):
             length = view.stats.logical_length
             return min(view.room, max_context - length), length
-        except Exception as error:
-            typed = _typed("measuring", name, error)
-            raise typed from typed.__cause__
 
     async def propose(
         self, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
@@ -237,6 +243,15 @@ class Views:
         if retire:
             await uninterrupted(self._close([name for name in failed if name in self._open]))
         return good
+
+
+@contextlib.contextmanager
+def _measuring(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        typed = _typed("measuring", name, error)
+        raise typed from typed.__cause__
 
 
 async def _typed_errors(doing: str, name: str, action: Callable[[str], Awaitable[T]]) -> T:
