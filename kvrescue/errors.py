@@ -24,6 +24,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "PluginError",
     "PolicyError",
+    "RunError",
     "ScorerError",
     "UnknownNameError",
     "nearest",
@@ -119,3 +120,9 @@ class EvictorError(KVRescueError):
     """An evictor got a malformed `KVSlice` or returned scores of the wrong shape or value."""
 
     exit_code = 12
+
+
+class RunError(KVRescueError):
+    """The folder of an evaluation run cannot be used, is damaged, or belongs to another run."""
+
+    exit_code = 14

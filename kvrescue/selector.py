@@ -195,9 +195,7 @@ class _Trajectory:
         try:
             await self.views.open()
             self.views.require_room(self.selector.limits.max_context)
-            yield TrajectoryStarted(
-                self.question, self.seed, tuple(self.uses), self.views.stats()
-            )
+            yield TrajectoryStarted(self.question, self.seed, tuple(self.uses), self.views.stats())
             while self.stop is None:
                 max_tokens = self._tokens_left()
                 if max_tokens < 1:

@@ -11,6 +11,7 @@ from kvrescue.evaluation.methods import EVICTED, Method, compose
 
 __all__ = ["Setting", "distinct", "setting_of"]
 
+
 @dataclass(frozen=True)
 class Setting:
     """One method at one budget, N and seed."""

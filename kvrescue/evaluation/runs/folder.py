@@ -1,0 +1,269 @@
+"""The folder of a run: what is in it, how it is written, and how it is read back.
+
+    plan.json        problems and settings, in full
+    sessions.jsonl   one line each time the run was started: time, versions, machine
+    records.jsonl    one line per problem and setting
+    traces/KEY/ID.jsonl.gz   events of the first problems of a setting, as `--trace` writes them
+
+A record is appended in one write and synced, so a run that is killed keeps every record it told of.
+A line that was torn by a crash is cut off when the run is opened again. One process writes at a
+time: a lock says so to a second one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self
+
+from kvrescue.errors import ConfigError, RunError
+from kvrescue.evaluation.problems import Problem, ProblemSet
+from kvrescue.evaluation.runs.record import Record, parse_record, record_line
+from kvrescue.evaluation.runs.settings import Setting
+from kvrescue.events import Event, as_dict, from_dict
+
+__all__ = ["Run", "RunWriter"]
+
+PLAN_SCHEMA: Final = 1
+
+_PLAN: Final = "plan.json"
+_SESSIONS: Final = "sessions.jsonl"
+_RECORDS: Final = "records.jsonl"
+_TRACES: Final = "traces"
+_LOCK: Final = ".lock"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is on disk, for tables and reports."""
+
+    path: Path
+    problems: ProblemSet
+    settings: Mapping[str, Setting]
+    """By key, in the order of the plan."""
+    records: Mapping[tuple[str, str], Record]
+    """By setting and problem: the last one of each, failures included."""
+    sessions: tuple[Mapping[str, Any], ...] = field(default=())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Run:
+        """Read a run, finished or not.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+        """
+        folder = Path(path)
+        plan = _read_plan(folder)
+        if plan is None:
+            raise RunError(f"{str(folder)!r} holds no run: {_PLAN} is missing")
+        problems = ProblemSet.from_data(plan["problems"])
+        settings = {data["key"]: Setting.from_data(data) for data in plan["settings"]}
+        wanted = {problem.id: problem.digest for problem in problems}
+        records = {
+            (record.setting, record.problem): record
+            for record in _records(folder / _RECORDS)
+            if record.setting in settings and wanted.get(record.problem) == record.digest
+        }
+        sessions = tuple(json.loads(line) for line in _whole_lines(folder / _SESSIONS))
+        return cls(folder, problems, settings, records, sessions)
+
+    def of(self, key: str) -> list[Record]:
+        """Records of a setting that came to an end, in the order of the problems."""
+        found = (self.records.get((key, problem.id)) for problem in self.problems)
+        return [record for record in found if record is not None and record.failure is None]
+
+    def events(self, key: str, problem: str) -> list[Event] | None:
+        """The trace of one trajectory; None when none was kept."""
+        path = _trace_path(self.path, key, problem)
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                return [from_dict(json.loads(line)) for line in file]
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, ValueError) as error:
+            raise RunError(f"the trace {str(path)!r} is damaged: {error}") from error
+
+
+class RunWriter:
+    """The one writer of a run's folder.
+
+    Args:
+        path: the folder; it is made when it is missing.
+        problems: what is solved. A folder that holds a run over other problems is refused.
+        settings: what is run; settings that the folder knows already stay.
+        session: what to note about this start.
+
+    Raises:
+        RunError: the folder cannot be used, is in use, or belongs to another run.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        problems: ProblemSet,
+        settings: Iterable[Setting],
+        session: Mapping[str, Any],
+    ) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path / _LOCK)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        try:
+            _write_plan(self.path, problems, list(settings))
+            with _cut_to_whole_lines(self.path / _SESSIONS) as file:
+                _append(file, json.dumps(session))
+            self._records = _cut_to_whole_lines(self.path / _RECORDS)
+        except OSError as error:
+            self._lock.close()
+            raise _unusable(self.path, error) from error
+        except BaseException:
+            self._lock.close()
+            raise
+        self.done = {
+            record.identity for record in _records(self.path / _RECORDS) if record.failure is None
+        }
+        """Identities of what came to an end."""
+
+    def write(self, record: Record, events: Iterable[Event] = ()) -> None:
+        """Keep a record, and its events first, so that a record's trace is never missing."""
+        if record.identity in self.done:
+            raise RunError(f"{record.setting}, {record.problem}: recorded already")
+        try:
+            _write_trace(_trace_path(self.path, record.setting, record.problem), list(events))
+            _append(self._records, record_line(record))
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        if record.failure is None:
+            self.done.add(record.identity)
+
+    def close(self) -> None:
+        """Give the folder free; closing twice is fine."""
+        self._records.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _unusable(path: Path, error: OSError) -> RunError:
+    reason = error.strerror or str(error)
+    return RunError(f"the run's folder {str(path)!r} cannot be used: {reason}; choose another")
+
+
+def _locked(path: Path) -> BinaryIO:
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RunError(
+            f"another process writes to {str(path.parent)!r}: wait for it, or choose another folder"
+        ) from None
+    return file
+
+
+# -- plan -------------------------------------------------------------------------------------
+
+
+def _read_plan(folder: Path) -> dict[str, Any] | None:
+    path = folder / _PLAN
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    except ValueError as error:
+        raise RunError(f"{str(path)!r} is damaged: {error}") from error
+    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
+        raise RunError(f"{str(path)!r} is no plan of schema {PLAN_SCHEMA}")
+    return plan
+
+
+def _write_plan(folder: Path, problems: ProblemSet, settings: list[Setting]) -> None:
+    known = _read_plan(folder)
+    entries = {setting.key: setting.data() for setting in settings}
+    if known is not None:
+        before = ProblemSet.from_data(known["problems"])
+        if not before.starts_like(problems):
+            raise RunError(
+                f"{str(folder)!r} holds a run over {before.describe()}, not over "
+                f"{problems.describe()}: choose another folder"
+            )
+        problems = max(before, problems, key=len)
+        entries = {data["key"]: data for data in known["settings"]} | entries
+    plan = {
+        "schema": PLAN_SCHEMA,
+        "problems": problems.data(),
+        "settings": list(entries.values()),
+    }
+    _write_whole(folder / _PLAN, json.dumps(plan, indent=1).encode())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """The old content or the new one, whatever happens."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+# -- lines ------------------------------------------------------------------------------------
+
+
+def _append(file: BinaryIO, line: str) -> None:
+    file.write(line.encode() + b"\n")
+    os.fsync(file.fileno())
+
+
+def _cut_to_whole_lines(path: Path) -> BinaryIO:
+    """Open for appending, without the rest of a line that a crash has torn."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return path.open("ab", buffering=0)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return lines
+
+
+def _records(path: Path) -> Iterator[Record]:
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            yield parse_record(line)
+        except ConfigError as error:
+            raise RunError(f"{str(path)!r}, line {number}: {error}") from error
+
+
+# -- traces -----------------------------------------------------------------------------------
+
+
+def _trace_path(folder: Path, key: str, problem: str) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", problem)[:80] + "-" + Problem.short_hash(problem)
+    return folder / _TRACES / key / f"{name}.jsonl.gz"
+
+
+def _write_trace(path: Path, events: list[Event]) -> None:
+    if not events:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(as_dict(event), separators=(",", ":")) + "\n" for event in events)
+    _write_whole(path, gzip.compress("".join(lines).encode(), mtime=0))
