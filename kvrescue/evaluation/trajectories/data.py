@@ -163,7 +163,9 @@ def collect(
             events = found.runs[column.source].events(column.key, record.problem)
             for trajectory in trajectories(events or ()):
                 entry.traces[place] = trajectory
-        made = ((place, _trajectory(labelled[place], entry, place)) for place in range(len(labelled)))
+        made = (
+            (place, _trajectory(labelled[place], entry, place)) for place in range(len(labelled))
+        )
         cells = {place: cell for place, cell in made if cell is not None}
         problems.append(_listed(key, entry, cells, len(labelled)))
         chunks.append({"trajectories": cells, "diffs": list(_diffs(entry.traces))})

@@ -28,8 +28,8 @@ SCRIPTS: Final = ("dom", "store", "route", "list", "chart", "steps", "diff", "ov
 
 _PACKED_FROM: Final = 8192
 """Characters of JSON from which on a piece is compressed."""
-_IMPORT: Final = re.compile(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", re.MULTILINE)
-_EXPORT: Final = re.compile(r"^export (?=(?:async )?function|const|class|let)", re.MULTILINE)
+_IMPORT: Final = re.compile(r"^import (\{[^}]*\}) from \"\./(\w+)\.js\";$", re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ((?:async )?function|const|class)(?= (\w+))", re.MULTILINE)
 
 
 def render(report: Report) -> str:
@@ -93,10 +93,17 @@ def embedded(name: str, data: Any) -> str:
 
 
 def script() -> str:
-    """The modules as one: a page that is opened from a file may not import another."""
-    return "\n".join(
-        _EXPORT.sub("", _IMPORT.sub("", _asset(f"{name}.js"))).strip() + "\n" for name in SCRIPTS
-    )
+    """The modules as one script: a page that is opened from a file may not import another file.
+
+    Each becomes a function of its own, so that names that it does not export stay its own.
+    """
+    return "\n".join(_module(name, _asset(f"{name}.js")) for name in SCRIPTS)
+
+
+def _module(name: str, source: str) -> str:
+    exported = ", ".join(match[2] for match in _EXPORT.finditer(source))
+    body = _IMPORT.sub(r"const \1 = module_\2;", _EXPORT.sub(r"\1", source)).strip()
+    return f"const module_{name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n"
 
 
 def _asset(name: str) -> str:

@@ -1,7 +1,7 @@
 // Where it comes together: the address decides what is shown.
 
 import { brief, count, counted, h, prose } from "./dom.js";
-import { cell, chunk, index as readIndex, outcome, shade } from "./store.js";
+import { cell, chunk, ending, outcome, readIndex, shade } from "./store.js";
 import { address, read } from "./route.js";
 import { ProblemList, chip } from "./list.js";
 import { cacheCharts, tokenChart } from "./chart.js";
@@ -50,7 +50,7 @@ function totals(problem, setting, data) {
     { class: "totals" },
     fact("answer", h("span", { class: "verdict-sign", "data-outcome": data.outcome }, `${sign} ${label}`), " ", h("b", { class: "given" }, data.answer === null ? "none" : brief(data.answer))),
     fact("right answer", h("b", { class: "gold" }, problem.gold === null ? "unknown" : brief(problem.gold))),
-    fact("steps", `${counted(data.steps, "step")}, ${counted(data.output_tokens, "token")}`, data.stop ? `, ended by ${data.stop}` : ""),
+    fact("steps", `${counted(data.steps, "step")}, ${counted(data.output_tokens, "token")}`, data.failure ? "" : `, ${ending(data)}`),
     fact("tokens spent", h("ul", {}, uses)),
     "rounds" in data && aborted ? fact("saved by aborts", h("span", { class: "saved" }, saved)) : null,
     rules.length > 1 ? fact("rules", rules.map(([name, verdict]) => `${name} ${verdict ? "✓" : "✗"}`).join(", ")) : null,

@@ -33,7 +33,8 @@ function frame(label, most, last, first) {
       draw("text", { class: "tick", x: EDGE.left - 5, y: y(value) + 3, "text-anchor": "end" }, count(value)),
     );
   }
-  const ticks = last - first > 1 ? [first, Math.round((first + last) / 2), last] : [first, last];
+  const whole = [Math.ceil(first), Math.floor(last)];
+  const ticks = whole[1] - whole[0] > 3 ? [whole[0], Math.round((whole[0] + whole[1]) / 2), whole[1]] : whole;
   for (const at of new Set(ticks)) {
     svg.append(draw("text", { class: "tick", x: x(at), y: HEIGHT - 6, "text-anchor": "middle" }, at));
   }
@@ -137,9 +138,6 @@ export function tokenChart(trajectory, go) {
   const label = `${counted(whole, "token")} drawn`;
   const most = Math.max(...rows.map((row) => sum(row) + row.saved));
   const { svg, x, y } = frame(`Tokens: ${label}`, most, rows.at(-1).at + 0.5, rows[0].at - 0.5);
-  for (const text of svg.querySelectorAll(".tick[text-anchor=middle]")) {
-    text.textContent = String(Math.round(Number(text.textContent)));
-  }
   const wide = Math.max(1, (x(rows[0].at + 1) - x(rows[0].at)) * 0.72);
   for (const row of rows) {
     let below = 0;

@@ -3,11 +3,7 @@
 import { brief, counted, h, prose } from "./dom.js";
 import { roundItem, source, verdictText } from "./steps.js";
 import { chip } from "./list.js";
-import { difference } from "./store.js";
-
-const STOPS = { context: "the token limit", steps: "the limit of steps", eos: "EOS", answer: "its answer", flagged: "aborts alone", empty: "empty rounds" };
-
-const ending = ({ stop }) => (stop ? `ended by ${STOPS[stop] ?? stop}` : "broken off");
+import { difference, ending } from "./store.js";
 
 const DRAWS = {
   same: "the same candidates",
@@ -28,8 +24,12 @@ function reason({ cause, draws, leftInRight }, left, right) {
       const other = Object.keys(draws).filter((name) => draws[name] === "different");
       return `${other.join(" and ")} drew other candidates.`;
     }
-    case "proposers":
-      return "What both have drew the same; the step of one comes from a proposer that the other does not have.";
+    case "proposers": {
+      const isForeign = !right.data.proposers.includes(left.source);
+      const [who, whose] = isForeign ? [left, right] : [right, left];
+      const alike = Object.keys(draws).length ? `${Object.keys(draws).join(" and ")} drew the same on both sides; ` : "";
+      return `${alike}${who.name} commits a step of ${who.source}, which ${whose.name} does not have.`;
+    }
     case "screened": {
       const [who, whose] = leftInRight?.verdict ? [right, left] : [left, right];
       return `Both drew the same; what ${whose.name} commits was aborted in ${who.name}.`;
@@ -39,8 +39,7 @@ function reason({ cause, draws, leftInRight }, left, right) {
   }
 }
 
-const goesOn = (side, other) =>
-  side.data.steps > other.data.steps ? "going on" : ending(side.data);
+const goesOn = (one, other) => (one.data.steps > other.data.steps ? "going on" : ending(one.data));
 
 /** What became of one side's step on the other side. */
 function fate(candidate, mine, theirs) {
@@ -94,7 +93,11 @@ export function comparison(index, problem, chunk, setting, other) {
   const pool = (trajectory, place) => (place === null ? null : at(trajectory)?.candidates[place]);
   const leftInRight = pool(right.data, found.leftInRight);
   const rightInLeft = pool(left.data, found.rightInLeft);
-  for (const one of [left, right]) one.has = at(one.data) !== undefined;
+  for (const one of [left, right]) {
+    const round = at(one.data);
+    one.has = round !== undefined;
+    one.source = round?.candidates[round.chosen].source ?? null;
+  }
   const shared = left.data.rounds.filter(({ step, chosen }) => step < common && chosen !== null);
   const draws = Object.entries(found.draws).map(([name, told]) =>
     h("li", {}, source(name, left.data.proposers), ` ${DRAWS[told]}`),

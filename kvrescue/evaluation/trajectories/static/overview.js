@@ -53,7 +53,7 @@ function row(index, setting, only) {
 
 /** The table of settings; `only` narrows the list to one kind of problems. */
 export function overview(index, only) {
-  const heads = ["setting", "right", "✓", "✗", "failed", "rescued", "lost", "aborted", "tokens per problem", "with steps"];
+  const heads = ["setting", "accuracy", "✓", "✗", "failed", "rescued", "lost", "aborted", "tokens per problem", "with steps"];
   return h(
     "section",
     { class: "overview" },

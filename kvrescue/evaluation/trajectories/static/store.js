@@ -14,7 +14,7 @@ async function block(name) {
 }
 
 /** Problems, settings and what a list shows of them. */
-export async function index() {
+export async function readIndex() {
   told ??= await block("index");
   return told;
 }
@@ -81,4 +81,18 @@ export function shade(source, proposers) {
   if (known.includes(source)) return known.indexOf(source);
   const others = proposers.filter((name) => !known.includes(name));
   return 2 + (Math.max(0, others.indexOf(source)) % 4);
+}
+
+const ENDINGS = {
+  eos: "EOS",
+  answer: "its answer",
+  context: "the token limit",
+  steps: "the limit of steps",
+  empty: "rounds without a step",
+  flagged: "aborts of every candidate",
+};
+
+/** How a trajectory ended, in words. */
+export function ending({ stop }) {
+  return stop ? `ended by ${ENDINGS[stop] ?? stop}` : "broken off";
 }
