@@ -294,13 +294,11 @@ def _judged(trajectory: Trajectory, entry: _Entry) -> str:
 def _uses(trajectory: Trajectory) -> dict[str, dict[str, int]]:
     """The work of each proposer, counted from its candidates."""
     names = ("candidates", "generated", "aborted", "aborted_tokens")
-    uses = {
-        proposer: dict.fromkeys((*names, "committed_steps", "committed_tokens"), 0)
-        for proposer in trajectory.proposers
-    }
+    blank = dict.fromkeys((*names, "committed_steps", "committed_tokens"), 0)
+    uses = {proposer: dict(blank) for proposer in trajectory.proposers}
     for round_ in trajectory.rounds:
         for candidate in round_.candidates:
-            use = uses[candidate.policy]
+            use = uses.setdefault(candidate.policy, dict(blank))
             use["candidates"] += 1
             use["generated"] += candidate.n_tokens
             if candidate.verdict is not None:

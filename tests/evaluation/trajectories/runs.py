@@ -27,10 +27,18 @@ def tiny_problems(count: int) -> ProblemSet:
     return ProblemSet("tiny", problems, "exact")
 
 
-def record_tiny_run(path: Path, count: int = 6, n: int = 2, seed: int = 0) -> Path:
+def record_tiny_run(
+    path: Path, count: int = 6, n: int = 2, seed: int = 0, max_output_tokens: int = 256
+) -> Path:
     """Solve bills with the tiny trio and keep every event."""
     problems = tiny_problems(count)
-    config = load_config("tiny", [f"proposers.base.policy.evictor.budget={BUDGET}"])
+    config = load_config(
+        "tiny",
+        [
+            f"proposers.base.policy.evictor.budget={BUDGET}",
+            f"limits.max_output_tokens={max_output_tokens}",
+        ],
+    )
     settings = [setting_of(config, method, n, BUDGET, seed) for method in METHODS]
     parts = Parts()
     with RunWriter(path, problems, settings, {"version": "test"}) as writer:
