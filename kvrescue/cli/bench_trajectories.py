@@ -58,9 +58,14 @@ def trajectories(
     if json:
         emit_json(told)
         return
-    human().print(
-        f"{out}: {told['problems']} problems, {told['settings']} settings, "
-        f"{told['trajectories']} trajectories, {told['traced']} of them with their steps",
-        soft_wrap=True,
-        markup=False,
-    )
+    counts = [
+        _counted(len(report.chunks), "problem"),
+        _counted(len(report.index["settings"]), "setting"),
+        _counted(report.trajectories, "trajectory", "trajectories"),
+        f"{report.traced} of them with their steps",
+    ]
+    human().print(f"{out}: {', '.join(counts)}", soft_wrap=True, markup=False)
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
