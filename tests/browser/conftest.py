@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.report import write_pages
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -61,6 +59,8 @@ def chromium() -> str | None:
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The reports that are looked at, by name."""
+    from tests.browser.report import write_pages
+
     return write_pages(tmp_path_factory.mktemp("report"))
 
 
@@ -89,7 +89,7 @@ class Reader:
 
     def listed(self) -> list[str]:
         """Ids of the problems in the list."""
-        return self.page.locator("#problems .id").all_inner_texts()
+        return self.page.locator("#problems .id").all_text_contents()
 
     @property
     def address(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import { shade } from "./store.js";
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 360;
 const HEIGHT = 132;
+const TICK = new Intl.NumberFormat("en-US", { notation: "compact" });
 const EDGE = { left: 34, right: 10, top: 12, bottom: 20 };
 
 function draw(tag, attributes, text) {
@@ -30,7 +31,7 @@ function frame(label, most, last, first) {
   for (const value of [0, end / 2, end]) {
     svg.append(
       draw("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: y(value), y2: y(value) }),
-      draw("text", { class: "tick", x: EDGE.left - 5, y: y(value) + 3, "text-anchor": "end" }, count(value)),
+      draw("text", { class: "tick", x: EDGE.left - 5, y: y(value) + 3, "text-anchor": "end" }, TICK.format(value)),
     );
   }
   const whole = [Math.ceil(first), Math.floor(last)];

@@ -151,11 +151,9 @@ export function roundItem(round, proposers, { open = false, opened = null } = {}
       candidateList(round, proposers),
     );
   };
-  details.addEventListener("toggle", () => {
-    if (!details.open) return;
-    fill();
-    opened?.(round.step + 1);
-  });
+  details.addEventListener("toggle", () => details.open && fill());
+  // A click, not a toggle: only what the reader opened is where the reader is.
+  details.firstElementChild.addEventListener("click", () => details.open || opened?.(round.step + 1));
   if (open) {
     fill();
     details.open = true;
