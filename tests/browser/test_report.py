@@ -218,6 +218,8 @@ class TestComparison:
         expect(page.locator(".comparison")).to_have_attribute("data-common", str(SHARED))
         sides = page.locator(".side .parted summary .text")
         assert sides.all_inner_texts() == ["Base goes astray.", "Helper knows better."]
+        fates = page.locator(".side .fate").all_inner_texts()
+        assert ["scored 0.200" in fate for fate in fates] == [True, False]
 
     def test_two_runs(self, reader: Reader) -> None:
         other = OTHERS["kv_rescue"].key
