@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import config, demo, doctor, plugins, problem, solve
+from kvrescue.cli import bench_run, config, demo, doctor, plugins, problem, solve
 from kvrescue.cli.console import human
-from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, exit_codes
+from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, SubGroup, exit_codes
 
 __all__ = ["app"]
 
@@ -58,3 +58,7 @@ app.command()(problem.problem)
 app.command(name="config")(config.show_config)
 app.add_typer(plugins.app, name="plugins")
 app.command()(doctor.doctor)
+
+bench = typer.Typer(cls=SubGroup, no_args_is_help=True, help="Measure methods.")
+bench.command()(bench_run.run)
+app.add_typer(bench, name="bench")

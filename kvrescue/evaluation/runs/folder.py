@@ -12,6 +12,7 @@ time: a lock says so to a second one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import json
@@ -128,10 +129,9 @@ class RunWriter:
         except BaseException:
             self._lock.close()
             raise
-        self.done = {
-            record.identity for record in _records(self.path / _RECORDS) if record.failure is None
-        }
-        """Identities of what came to an end."""
+        self.known = [r for r in _records(self.path / _RECORDS) if r.failure is None]
+        """What came to an end in earlier sessions."""
+        self.done = {record.identity for record in self.known}
 
     def write(self, record: Record, events: Iterable[Event] = ()) -> None:
         """Keep a record, and its events first, so that a record's trace is never missing."""
@@ -225,7 +225,10 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _append(file: BinaryIO, line: str) -> None:
-    file.write(line.encode() + b"\n")
+    whole = line.encode() + b"\n"
+    written = file.write(whole)
+    if written != len(whole):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(file.fileno())
 
 
