@@ -12,6 +12,7 @@ time: a lock says so to a second one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gzip
@@ -114,23 +115,18 @@ class RunWriter:
     ) -> None:
         self.path = Path(path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path / _LOCK)
+            with contextlib.ExitStack() as files:
+                self.path.mkdir(parents=True, exist_ok=True)
+                files.enter_context(_locked(self.path / _LOCK))
+                _write_plan(self.path, problems, list(settings))
+                with _cut_to_whole_lines(self.path / _SESSIONS) as file:
+                    _append(file, json.dumps(session))
+                self._records = files.enter_context(_cut_to_whole_lines(self.path / _RECORDS))
+                self.known = [r for r in _records(self.path / _RECORDS) if r.failure is None]
+                """What came to an end in earlier sessions."""
+                self._files = files.pop_all()
         except OSError as error:
             raise _unusable(self.path, error) from error
-        try:
-            _write_plan(self.path, problems, list(settings))
-            with _cut_to_whole_lines(self.path / _SESSIONS) as file:
-                _append(file, json.dumps(session))
-            self._records = _cut_to_whole_lines(self.path / _RECORDS)
-        except OSError as error:
-            self._lock.close()
-            raise _unusable(self.path, error) from error
-        except BaseException:
-            self._lock.close()
-            raise
-        self.known = [r for r in _records(self.path / _RECORDS) if r.failure is None]
-        """What came to an end in earlier sessions."""
         self.done = {record.identity for record in self.known}
 
     def write(self, record: Record, events: Iterable[Event] = ()) -> None:
@@ -147,8 +143,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Give the folder free; closing twice is fine."""
-        self._records.close()
-        self._lock.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
