@@ -25,11 +25,9 @@ from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.faults import whole_number
 from kvrescue.questions import as_question
 from kvrescue.registry import missing_package
+from kvrescue.scorers.specs import SYSTEM
 
-__all__ = ["PRESETS", "SYSTEM", "Preset", "load_problems"]
-
-SYSTEM: Final = r"Please reason step by step, and put your final answer within \boxed{}."
-"""The system prompt of Qwen2.5-Math's evaluation, which the paper follows."""
+__all__ = ["PRESETS", "Preset", "load_problems"]
 
 _TINY: Final = "tiny"
 _TINY_SIZE: Final = 200

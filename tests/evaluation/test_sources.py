@@ -16,7 +16,8 @@ from kvrescue.errors import ConfigError, DependencyError, InputError, UnknownNam
 from kvrescue.evaluation.bill import bills
 from kvrescue.evaluation.grading import GradingRule
 from kvrescue.evaluation.problems import Problem, ProblemSet
-from kvrescue.evaluation.sources import PRESETS, SYSTEM, load_problems
+from kvrescue.evaluation.sources import PRESETS, load_problems
+from kvrescue.scorers.specs import SYSTEM
 
 
 def write(path: Path, *rows: object) -> str:
