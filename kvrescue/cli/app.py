@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import bench_run, config, demo, doctor, plugins, problem, solve
+from kvrescue.cli import bench_run, config, demo, doctor, grade, plugins, problem, solve
 from kvrescue.cli.console import human
 from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, SubGroup, exit_codes
 
@@ -55,6 +55,7 @@ def root(
 app.command()(demo.demo)
 app.command()(solve.solve)
 app.command()(problem.problem)
+app.command()(grade.grade)
 app.command(name="config")(config.show_config)
 app.add_typer(plugins.app, name="plugins")
 app.command()(doctor.doctor)

@@ -67,6 +67,13 @@ options of the chosen engine. The scorer stays as it is.
 accounts. `--trace` appends each event as one JSON line, flushed at once, so that a run that is
 interrupted leaves everything up to that moment.
 """,
+    "grade": """\
+[grading](grading.md) says what each rule finds equal. `--json` prints `grading`, `answer` (null
+where there is none), `gold`, `correct` (the verdict to report: the paper's rule, or whole numbers),
+the verdicts `exact`, `paper` and `math_verify` (null where a rule was not asked), `timed_out`, and
+`troubles`: rules that came to no verdict and count as wrong, each with `rule`, `kind` (`timeout`,
+`memory`, `died` or `error`) and `detail`.
+""",
     "doctor": """\
 Each check is `ok`, `warn` (something optional is missing) or `fail`, with the way out. The
 self-tests load the tiny trio: base and helper must write the very tokens that `generate` of
