@@ -26,12 +26,14 @@ from pydantic import Field
 from kvrescue.errors import ConfigError
 from kvrescue.faults import whole_number
 from kvrescue.options import Options
-from kvrescue.shapes import KNOWN, ModelShape, Size, shape_from_config, shape_of
+from kvrescue.shapes import KNOWN, MOST, ModelShape, Size, shape_from_config, shape_of
 
 __all__ = [
+    "ALPHA",
     "GIB",
     "KNOWN",
     "METHODS",
+    "REPORTED_GAIN",
     "CostMethod",
     "CostModel",
     "Fit",
@@ -58,17 +60,21 @@ NotNegative = Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)]
 ALPHA: Final = 2.9
 """What the paper finds for R-KV on its hardware (Eq. 14)."""
 
+REPORTED_GAIN: Final[Mapping[int, float]] = {4096: 0.02, 12288: 0.06}
+"""What the paper says that eviction saves of a token's compute, by tokens of context. Reported, not
+derivable: its equations give more, for either of its bases (see `CostModel.evicted_gain`)."""
+
 
 def eviction_saving(length: int, budget: int, window: int = 128) -> float:
     """l / B': how many times fewer tokens an evicted cache holds (Eq. 10); 1 up to l = B'."""
     bound = _bound(budget, window)
-    return max(1.0, whole_number("length", length, 1) / bound)
+    return max(1.0, _whole("length", length, 1) / bound)
 
 
 def crossover_length(budget: int, window: int = 128, alpha: float = ALPHA) -> float:
     """l* = (1 + alpha) B': tokens of context beyond which evicted decoding is cheaper (Eq. 14)."""
-    if not (isinstance(alpha, int | float) and 0 <= alpha < math.inf) or isinstance(alpha, bool):
-        raise ConfigError(f"alpha = {alpha!r}: expected a finite number of at least 0")
+    if not (isinstance(alpha, int | float) and 0 <= alpha <= 10**6) or isinstance(alpha, bool):
+        raise ConfigError(f"alpha = {alpha!r}: expected a number from 0 to 1e+06")
     return (1 + alpha) * _bound(budget, window)
 
 
@@ -80,12 +86,20 @@ def alpha_from_crossover(crossover: int, budget: int, window: int = 128) -> floa
         ConfigError: the crossover is below B', where nothing is evicted.
     """
     bound = _bound(budget, window)
-    return whole_number("crossover", crossover, bound) / bound - 1
+    return _whole("crossover", crossover, bound) / bound - 1
 
 
 def _bound(budget: int, window: int) -> int:
     """B' = B + w."""
-    return whole_number("budget", budget, 1) + whole_number("window", window, 0)
+    return _whole("budget", budget, 1) + _whole("window", window, 0)
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    """A count from `least` to 10^15, so that products of some are still floats."""
+    number = whole_number(name, value, least)
+    if number > MOST:
+        raise ConfigError(f"{name} is more than 10^15: expected a whole number of at most that")
+    return number
 
 
 class Machine(Options):
@@ -148,7 +162,7 @@ class CostModel(Options):
     """l: tokens of context, prompt included."""
     budget: Size = 512
     """B: entries that the evictor selects."""
-    window: Annotated[int, Field(strict=True, ge=0, le=10**15)] = 128
+    window: Annotated[int, Field(strict=True, ge=0, le=MOST)] = 128
     """w: most recent entries, always kept."""
     alpha: NotNegative = ALPHA
     """What evicting costs per token, in attention passes over B' tokens; the paper: 1.5 to 3."""
@@ -165,6 +179,11 @@ class CostModel(Options):
         return self.budget + self.window
 
     @property
+    def helpers(self) -> int:
+        """N_h: candidates of the helper in every step."""
+        return self.n if self.helper_n is None else self.helper_n
+
+    @property
     def held(self) -> int:
         """min(l, B'): entries that the evicted cache holds."""
         return min(self.length, self.bound)
@@ -179,8 +198,7 @@ class CostModel(Options):
         held = self.length if method == "full_best_of_n" else self.held
         parts: dict[Part, int] = {"base": self.n * self._per_token(self.base) * held}
         if method == "kv_rescue":
-            helpers = self.n if self.helper_n is None else self.helper_n
-            parts["helper"] = helpers * self._per_token(self.helper) * self.length
+            parts["helper"] = self.helpers * self._per_token(self.helper) * self.length
         if self.verifier is not None:
             parts["verifier"] = self._per_token(self.verifier) * self.length
         return parts
@@ -201,8 +219,7 @@ class CostModel(Options):
         """The shortest context, in tokens, at which KV-Rescue needs no more KV memory than full
         best-of-N (from Eq. 11); None when the helper's cache grows as fast as the base's."""
         base = self.n * self._per_token(self.base)
-        helpers = self.n if self.helper_n is None else self.helper_n
-        gained = base - helpers * self._per_token(self.helper)
+        gained = base - self.helpers * self._per_token(self.helper)
         return None if gained <= 0 else -(-base * self.bound // gained)
 
     def _per_token(self, model: ModelShape) -> int:
@@ -228,10 +245,9 @@ class CostModel(Options):
 
     @property
     def evicted_gain(self) -> float:
-        """1 - C_evict / C(l): the part of a token's FLOPs that eviction saves; negative below l*.
+        """1 - C_evict / C(l): the part of a token's FLOPs that eviction saves (Eqs. 12 and 13).
 
-        The paper states about 2 % at 4k and 6 % at 12k tokens, which its equations do not give
-        for either of its bases: reported, not derivable.
+        Negative between B' and l*. What the paper states is another thing: `REPORTED_GAIN`.
         """
         return 1 - self.evicted_flops / self.base.decode_flops(self.length)
 
@@ -258,12 +274,12 @@ class CostModel(Options):
             ConfigError: a count is missing, too much, or no positive whole number.
         """
         _check(method)
-        tokens = whole_number("base_tokens", base_tokens, 1)
+        tokens = _whole("base_tokens", base_tokens, 1)
         full = method == "full_best_of_n"
         per_token = self.base.decode_flops(self.length) if full else self.evicted_flops
         parts: dict[Part, float] = {"base": tokens * per_token}
         if method == "kv_rescue":
-            written = whole_number("helper_tokens", helper_tokens, 1)
+            written = _whole("helper_tokens", helper_tokens, 1)
             parts["helper"] = written * self.helper.decode_flops(self.length)
             tokens += written
         elif helper_tokens is not None:

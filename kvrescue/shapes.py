@@ -18,10 +18,13 @@ from kvrescue.errors import ConfigError, ModelLoadError, UnknownNameError, neare
 from kvrescue.faults import whole_number
 from kvrescue.options import Options
 
-__all__ = ["KNOWN", "ModelShape", "Size", "shape_from_config", "shape_of"]
+__all__ = ["KNOWN", "MOST", "ModelShape", "Size", "shape_from_config", "shape_of"]
 
-Size = Annotated[int, Field(strict=True, ge=1, le=10**15)]
-"""A count of something: whole, positive, and small enough for a product of some to be a float."""
+MOST: Final = 10**15
+"""No count is larger, so that products of some are still floats."""
+
+Size = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+"""A count of something."""
 
 
 class ModelShape(Options):

@@ -32,6 +32,7 @@ class Claim:
     stated: float
     recomputed: float | None
     """None when the tables do not say."""
+    about: Literal["results", "costs"] = "results"
     unit: str = ""
     decimals: int = 0
     """Of the stated number."""
