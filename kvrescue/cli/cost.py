@@ -28,10 +28,22 @@ _MODEL = "7B, 72B, 1.5B (Table 4), prm-7B, smollm2, tiny/..., a folder or a conf
 
 def cost(
     base: Annotated[
-        str, typer.Option("--base", metavar="MODEL", help=f"The evicted model: {_MODEL}.")
+        str,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help=f"The evicted model (default: 7B): {_MODEL}.",
+            show_default=False,
+        ),
     ] = "7B",
     helper: Annotated[
-        str, typer.Option("--helper", metavar="MODEL", help="The full-context helper.")
+        str,
+        typer.Option(
+            "--helper",
+            metavar="MODEL",
+            help="The full-context helper (default: 1.5B).",
+            show_default=False,
+        ),
     ] = "1.5B",
     verifier: Annotated[
         str | None,
@@ -43,20 +55,45 @@ def cost(
         ),
     ] = None,
     n: Annotated[
-        int, typer.Option("--n", "-n", metavar="N", help="Candidates of the base in every step.")
+        int,
+        typer.Option(
+            "--n",
+            "-n",
+            metavar="N",
+            help="Candidates of the base in every step (default: 8).",
+            show_default=False,
+        ),
     ] = 8,
     helper_n: Annotated[
         int | None,
         typer.Option("--helper-n", metavar="N", help="Candidates of the helper (default: N)."),
     ] = None,
     length: Annotated[
-        int, typer.Option("--length", metavar="TOKENS", help="Context, prompt included.")
+        int,
+        typer.Option(
+            "--length",
+            metavar="TOKENS",
+            help="Context, prompt included (default: 4096).",
+            show_default=False,
+        ),
     ] = 4096,
     budget: Annotated[
-        int, typer.Option("--budget", metavar="B", help="Entries that the evictor selects.")
+        int,
+        typer.Option(
+            "--budget",
+            metavar="B",
+            help="Entries that the evictor selects (default: 512).",
+            show_default=False,
+        ),
     ] = 512,
     window: Annotated[
-        int, typer.Option("--window", metavar="W", help="Most recent entries, kept on top.")
+        int,
+        typer.Option(
+            "--window",
+            metavar="W",
+            help="Most recent entries, kept on top (default: 128).",
+            show_default=False,
+        ),
     ] = 128,
     alpha: Annotated[
         float | None,
@@ -78,11 +115,21 @@ def cost(
     ] = None,
     kv_element_bytes: Annotated[
         int,
-        typer.Option("--kv-element-bytes", metavar="BYTES", help="Of one number in the caches."),
+        typer.Option(
+            "--kv-element-bytes",
+            metavar="BYTES",
+            help="Of one number in the caches (default: 2, bfloat16).",
+            show_default=False,
+        ),
     ] = 2,
     weight_bytes: Annotated[
         float,
-        typer.Option("--weight-bytes", metavar="BYTES", help="Of one parameter; 0.5 for 4 bits."),
+        typer.Option(
+            "--weight-bytes",
+            metavar="BYTES",
+            help="Of one parameter (default: 2); 0.5 for 4 bits.",
+            show_default=False,
+        ),
     ] = 2.0,
     tokens: Annotated[
         str | None,
@@ -100,13 +147,19 @@ def cost(
             "--memory-gib", metavar="GIB", help="Show what fits into a GPU of this size, too."
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="G", help="How many such GPUs.")] = 1,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus", metavar="G", help="How many such GPUs (default: 1).", show_default=False
+        ),
+    ] = 1,
     reserved_gib: Annotated[
         float,
         typer.Option(
             "--reserved-gib",
             metavar="GIB",
-            help="Kept free on every GPU for all that is neither weights nor caches.",
+            help="Kept free on every GPU for all that is neither weights nor caches (default: 0).",
+            show_default=False,
         ),
     ] = 0.0,
     json: Json = False,

