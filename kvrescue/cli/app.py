@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import bench_run, config, demo, doctor, grade, plugins, problem, solve
+from kvrescue.cli import bench, config, cost, demo, doctor, grade, plugins, problem, solve
 from kvrescue.cli.console import human
-from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, SubGroup, exit_codes
+from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, exit_codes
 
 __all__ = ["app"]
 
@@ -57,9 +57,7 @@ app.command()(solve.solve)
 app.command()(problem.problem)
 app.command()(grade.grade)
 app.command(name="config")(config.show_config)
+app.command()(cost.cost)
+app.add_typer(bench.app, name="bench")
 app.add_typer(plugins.app, name="plugins")
 app.command()(doctor.doctor)
-
-bench = typer.Typer(cls=SubGroup, no_args_is_help=True, help="Measure methods.")
-bench.command()(bench_run.run)
-app.add_typer(bench, name="bench")

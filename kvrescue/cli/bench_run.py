@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="full_kv, helper, best_of_n, interleaved or kv_rescue; may be repeated (default: all).",
+            help="full_kv, helper, best_of_n, interleaved, kv_rescue; may be repeated (default: all).",
         ),
     ] = None,
     matched: Annotated[

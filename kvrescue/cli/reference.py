@@ -57,6 +57,26 @@ tokens generated, those of rejected and aborted candidates included. `aborted` c
 candidates that a detector ended, over all problems. `helper_share` is the share of committed steps
 that the helper wrote, null where it takes no part.
 """,
+    "cost": """\
+See [cost](cost.md) for what the numbers mean and what they leave out. The JSON document has plain
+numbers of bytes, FLOPs and tokens; shares are fractions:
+
+- `models`: `base`, `helper` and, where it is counted, `verifier`, with `kv_bytes_per_token`.
+- `setting`: what was asked for; `bound` is budget + window.
+- `memory`: `kv_bytes` of one problem by method and model, `ratio` (full best-of-N over KV-Rescue),
+  `eviction_saving`, and `crossover`: tokens of context from which KV-Rescue needs no more than full
+  best-of-N, null when it always does.
+- `compute`: FLOPs of one token, `helper_fraction` (rho), `evicted_gain`, and `crossover`: tokens of
+  context from which evicting is cheaper.
+- `reported_not_derivable`: what the paper says and its equations do not give.
+- `problem` (null without `--tokens`), `fit` (null without `--memory-gib`): by method.
+""",
+    "bench paper": """\
+The JSON document is a list of claims with `name`, `text`, `source`, `about` (results or costs),
+`stated`, `recomputed` (null when the paper has no numbers for it), `unit`, `decimals` and
+`relation` of the stated number, `agrees`, `note`, and `cells`: the settings of a mean, each with
+the table's `numbers` and the `value` that follows.
+""",
     "solve": """\
 `--engine vllm` puts every proposer that runs on torch on vLLM (see [vllm](vllm.md)), and the other
 way round. What was said and both engines know carries over: model, evictor, prompt, context, type.
@@ -118,8 +138,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield ""
     yield _prose(command.help or "")
     yield ""
-    yield "| option | meaning |"
-    yield "|---|---|"
+    if arguments or options:
+        yield "| option | meaning |"
+        yield "|---|---|"
     for argument in arguments:
         yield f"| `{argument.name.upper()}` | {_cell(argument.help)} |"
     for option in options:
