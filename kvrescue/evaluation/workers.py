@@ -144,20 +144,31 @@ def _end_of(exitcode: int | None) -> str:
     return f"exit code {exitcode}"
 
 
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
     """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end.
 
-    Nor is the parent itself interrupted in the middle of starting one, which would then complain.
+    Nor is the parent interrupted in the middle of starting one, which would then complain: what
+    comes meanwhile is raised afterwards.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    came: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
+    for number in _ENDINGS:
+        with contextlib.suppress(ValueError):  # only the main thread has handlers
+            # A blocked signal may still reach another thread, and Python then handles it in this.
+            handlers[number] = signal.signal(number, lambda number, _: came.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 # -- in the worker ----------------------------------------------------------------------------
@@ -176,8 +187,7 @@ def set_up_worker(threads: int | None) -> None:
 
 
 def _main(pipe: Connection, work: Callable[[Any], Iterable[Any]]) -> None:
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
