@@ -166,8 +166,8 @@ def cost(
 ) -> None:
     """Compute memory, compute and the largest batch of best-of-N and KV-Rescue.
 
-    Nothing is loaded or measured: these are the equations of the paper's Appendix D
-    (docs/cost.md), for any decoder of the Llama, Mistral, Qwen2 and Qwen3 families.
+    Nothing is loaded or measured: these are the equations of the paper's Appendix D.
+    They hold for decoders of the Llama, Mistral, Qwen2 and Qwen3 families; see docs/cost.md.
     """
     if alpha is not None and crossover is not None:
         raise typer.BadParameter("give either --alpha or --crossover, not both")

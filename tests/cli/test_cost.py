@@ -91,7 +91,8 @@ class TestCost:
         assert models["base"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
         assert models["helper"]["parameters"] == shape_of("tiny/helper").parameters
 
-    def test_for_people(self) -> None:
+    def test_for_people(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")  # as narrow as what is not a terminal gets
         ran = Ran("cost", "--tokens", "GSM8K", "--memory-gib", "80", "--verifier", "prm-7B")
         assert ran.code == 0
         assert ran.stderr == ""
@@ -180,7 +181,8 @@ class TestPaper:
             assert found[claim.name]["recomputed"] == claim.recomputed
             assert len(found[claim.name]["cells"]) == len(claim.cells)
 
-    def test_for_people(self) -> None:
+    def test_for_people(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")  # as narrow as what is not a terminal gets
         ran = Ran("bench", "paper")
         assert ran.code == 0
         for text in ("87.4 %", "43.4 %", "3.31x", "72B, N = 8, OlympiadBench", "10,587"):
