@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="full_kv, helper, best_of_n, interleaved, kv_rescue; may be repeated (default: all).",
+            help="full_kv, helper, best_of_n, interleaved or kv_rescue; may be repeated (all).",
         ),
     ] = None,
     matched: Annotated[
@@ -127,10 +127,15 @@ def run(
     A run that was interrupted goes on with the same command: nothing that is recorded is run again.
     More budgets, methods, seeds or problems may be added to a folder later.
     """
+    from kvrescue.evaluation.runs.folder import Run
     from kvrescue.evaluation.runs.plan import METHODS, BenchPlan, configs_by_budget
     from kvrescue.evaluation.runs.run import RunOptions, run_plan
     from kvrescue.evaluation.sources import load_problems
+    from kvrescue.evaluation.tables.drawing import require_matplotlib
+    from kvrescue.evaluation.tables.report import write_report
 
+    if report:
+        require_matplotlib()  # now, not when everything is measured
     asked = load_problems(problems, data, limit)
     changes = (*plugin_overrides(plugin), *(overrides or ()))
     configs = configs_by_budget(
@@ -160,19 +165,17 @@ def run(
     )
     with _Live(plan) as live:
         failures = run_plan(plan, out, options, live.tell)
-    files = _report(out) if report else None
+    files = write_report(Run.read(out), out / "report") if report else None
     if json:
-        emit_json({"run": str(out), "failures": failures, "report": files})
+        where = None if files is None else str(files.report)
+        emit_json({"run": str(out), "failures": failures, "report": where})
     else:
-        human().print(f"{len(plan.settings)} settings of {asked.describe()} are in {out}")
+        settings = f"{len(plan.settings)} settings of {asked.describe()}"
+        human().print(f"{settings} are in {out}", markup=False, soft_wrap=True)
         if failures:
             human().print(f"{failures} problems failed; the same command tries them again")
-        if files:
-            human().print(f"report: {files}")
-
-
-def _report(out: Path) -> str | None:
-    return None
+        if files is not None:
+            human().print(f"report: {files.report}", markup=False, soft_wrap=True)
 
 
 def _workers(given: int | None, plan: BenchPlan) -> int:

@@ -1,7 +1,7 @@
 """One spelling for answers that are written differently and mean the same.
 
 What the official grader of Qwen2.5-Math normalises is normalised here, in code of our own:
-fractions, `\\left` and `\\right`, texts and units, degrees, dollars, per cents, number words, spaces.
+fractions, `\\left` and `\\right`, texts, units, degrees, dollars, per cents, number words, spaces.
 What it destroys on the way is left whole: variables that are also the letter of a unit (`x + m`),
 `\\pm`, words that contain another (`information`), `j` beside `i`.
 """

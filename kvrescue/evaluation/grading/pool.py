@@ -67,8 +67,8 @@ class Grader:
     ) -> None:
         """Args:
             workers: processes; by default as many as there are processors, up to 4.
-            timeout: seconds of processor time that each rule may take for an answer (on a busy
-                machine up to six times as long by the clock).
+            timeout: seconds of processor time that each rule may take for an answer (by the clock,
+                on a busy machine, up to six times as many and 10 s more).
             memory_mb: MiB of address space that a worker may have; at least 256.
 
         Raises:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from kvrescue.errors import KVRescueError
 from kvrescue.evaluation.grading.grade import TroubleKind
 
-__all__ = ["PATIENCE", "Reply", "RuleProcess"]
+__all__ = ["GRACE_SECONDS", "PATIENCE", "Reply", "RuleProcess"]
 
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -33,7 +33,9 @@ _START_SECONDS: Final = 120.0
 """Long: on a busy machine, imports take their time, and nothing is graded meanwhile."""
 
 PATIENCE: Final = 6
-"""How many seconds by the clock a call may take for each of processor time."""
+GRACE_SECONDS: Final = 10.0
+"""By the clock, a call may take so many times its processor time, and so many seconds more: other
+programs may have the processor, and a rule that waits for something is the only other reason."""
 
 _SECONDS_TO_END: Final = 10.0
 
@@ -104,10 +106,10 @@ class RuleProcess:
             rule: one of those given at the start.
             answer: as extracted from the box.
             gold: the right answer.
-            seconds: of processor time that it may take; by the clock `PATIENCE` times as many, for
-                a busy machine shall not change verdicts.
+            seconds: of processor time that it may take; by the clock more, for a busy machine
+                shall not change verdicts.
         """
-        patience = PATIENCE * seconds
+        patience = PATIENCE * seconds + GRACE_SECONDS
         deadline = time.monotonic() + patience
         call = {"rule": rule, "answer": answer, "gold": gold, "seconds": seconds}
         try:

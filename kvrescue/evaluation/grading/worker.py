@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from io import BufferedRWPair
@@ -88,9 +89,8 @@ def _verdict(function: Callable[[str, str], bool], answer: str, gold: str) -> di
 
 def _seed() -> None:
     """Sympy tests for zero at random points: verdicts shall not depend on what came before."""
-    from sympy.core.random import seed
-
-    seed(0)
+    if "sympy" in sys.modules:
+        importlib.import_module("sympy.core.random").seed(0)
 
 
 def _answer(stream: BufferedRWPair, data: dict[str, Any]) -> None:

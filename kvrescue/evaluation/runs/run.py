@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +18,9 @@ from kvrescue.evaluation.runs.folder import RunWriter
 from kvrescue.evaluation.runs.plan import BenchPlan
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.settings import Setting
-from kvrescue.evaluation.runs.work import Solved, Task, solve_task
+from kvrescue.evaluation.runs.work import Task, solve_task
 from kvrescue.evaluation.workers import in_workers
+from kvrescue.events import Event
 from kvrescue.options import SECRETS
 
 __all__ = ["Progress", "RunOptions", "run_plan"]
@@ -95,6 +94,8 @@ def run_plan(
         tasks = list(_tasks(plan, settings, writer, options))
         if tasks:
             with Grader(workers=1) as grader:
+                if plan.problems.rule is GradingRule.MATH:
+                    grader.start()  # now, not when the first solution is there
                 _carry_out(tasks, options.workers, plan.problems.rule, grader, tally)
         return tally.failures
 
@@ -102,18 +103,14 @@ def run_plan(
 def _carry_out(
     tasks: list[Task], workers: int, rule: GradingRule, grader: Grader, tally: _Tally
 ) -> None:
-    grades: deque[tuple[Solved, Future[Grade]]] = deque()
     for found in in_workers(solve_task, tasks, workers):
-        solved = found.message
-        if solved is not None and solved.record.failure is not None:
-            tally.add(solved.record, solved)
-        elif solved is not None:
-            record = solved.record
-            grades.append((solved, grader.submit(record.text, record.gold, rule)))
-        while grades and grades[0][1].done():
-            tally.add_graded(*grades.popleft())
-    for solved, grade in grades:
-        tally.add_graded(solved, grade)
+        if found.message is None:
+            continue
+        record, events = found.message.record, found.message.events
+        if record.failure is None:
+            # Waited for, so that a solution is on disk at once; the workers go on meanwhile.
+            record = graded(record, grader.grade(record.text, record.gold, rule))
+        tally.add(record, events)
 
 
 def _tasks(
@@ -167,11 +164,8 @@ class _Tally:
         self._finished = 0
         self._in_a_row = 0
 
-    def add_graded(self, solved: Solved, grade: Future[Grade]) -> None:
-        self.add(graded(solved.record, grade.result()), solved)
-
-    def add(self, record: Record, solved: Solved) -> None:
-        self._writer.write(record, solved.events)
+    def add(self, record: Record, events: Sequence[Event]) -> None:
+        self._writer.write(record, events)
         self._finished += 1
         if record.failure is None:
             self._count(record)
