@@ -28,11 +28,10 @@ def ablation_table(cells: Cells) -> Table:
         wanted: list[tuple[Method, int | None]] = [("full_kv", None)]
         for budget in cells.budgets:
             wanted += [(method, budget) for method in _LABELS if method != "full_kv"]
-        for method, budget in wanted:
-            cell = cells.get(method, budget, n)
+        for method, at in wanted:
+            cell = cells.get(method, at, n)
             if cell is None:
-                shown = FULL if budget is None else budget
-                rows.append((n, shown, _LABELS[method], *[None] * 6))
+                rows.append((n, at or FULL, _LABELS[method], *[None] * 6))
                 continue
             rule = DegenerationRule.of(cell.config.limits)
             rules.add(rule)
@@ -42,8 +41,8 @@ def ablation_table(cells: Cells) -> Table:
                     budget_of(cell),
                     _LABELS[method],
                     cell.accuracy,
-                    cell.share(lambda record, rule=rule: float(rule(record))),  # type: ignore[misc]
-                    cell.share(lambda record: float(cut_off(record))),
+                    cell.share(rule),
+                    cell.share(cut_off),
                     cell.mean(generated(BASE)),
                     cell.mean(steps),
                     _early_exit(cell),

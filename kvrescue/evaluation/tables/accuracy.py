@@ -133,9 +133,9 @@ def recovery_table(cells: Cells) -> Table:
         note=(
             "(A - A_evict) / (A_full - A_evict), all three at the same N (full-KV with the next "
             "smaller N where it was not run), over the problems that all have solved; 95 % "
-            f"intervals by bootstrap over problems. - where less than {LEAST_GAP} points were lost: "
-            "a quotient of two small differences says nothing. The mean is over the N that have "
-            "a recovery."
+            f"intervals by bootstrap over problems. - where less than {LEAST_GAP} points were "
+            "lost: a quotient of two small differences says nothing. The mean is over the N that "
+            "have a recovery."
         ),
     )
 

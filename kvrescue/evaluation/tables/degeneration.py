@@ -53,9 +53,9 @@ class DegenerationRule:
     def describe(self) -> str:
         """As a sentence under a table."""
         if self.steps is not None:
-            return f"Degen.: share of wrong trajectories with at least {self.steps} committed steps."
+            return f"Degen.: wrong trajectories with at least {self.steps} committed steps."
         return (
-            f"Degen.: share of wrong trajectories that a limit cut off; the paper's criterion "
-            f"(wrong, with at least {PAPER_STEPS} committed steps) cannot be met within this run's "
-            f"limits, which leave less than {_TOKENS_PER_STEP} tokens for each of {PAPER_STEPS} steps."
+            "Degen.: wrong trajectories that a limit cut off; the paper's criterion (wrong, with "
+            f"at least {PAPER_STEPS} committed steps) needs limits that leave room for so many "
+            f"steps of {_TOKENS_PER_STEP} tokens, and this run's do not."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.statistics import LEAST_GAP
 from kvrescue.evaluation.tables.accuracy import gap_of
 from kvrescue.evaluation.tables.cells import Cell, Cells, Measure, Sums, correct, paired
@@ -23,9 +22,8 @@ def oracle_table(cells: Cells) -> Table:
     """Who is right of the two, and what the better choice would recover, by budget."""
     rows: list[tuple[Value, ...]] = []
     n = oracle_n(cells)
-    for budget in [] if n is None else cells.budgets:
-        row = _row(cells, budget, n)
-        rows.append((budget, n, *row))
+    if n is not None:
+        rows = [(budget, n, *_row(cells, budget, n)) for budget in cells.budgets]
     return Table(
         name="oracle",
         title="Oracle choice between evicted base and helper (Figure 1a)",
@@ -100,7 +98,5 @@ def _share(cell: Cell | None, measure: Measure) -> Estimate | None:
 
 
 def _common(full: Cell | None, both: Cell | None) -> Estimate | None:
-    def nothing(record: Record) -> float:
-        return 0.0
-
-    return paired([(full, correct), (both, nothing)], lambda sums: sums[0])
+    """Full-KV's accuracy over the problems of the pairs."""
+    return paired([(full, correct), (both, correct)], lambda sums: sums[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -108,7 +108,9 @@ def as_markdown(table: Table, level: int = 2) -> str:
         lines.append(_line(column.label for column in table.columns))
         lines.append(_line("---:" if is_number else "---" for is_number in right))
         for row in table.rows:
-            shown = (shown_as(column, value) for column, value in zip(table.columns, row))
+            shown = (
+                shown_as(column, value) for column, value in zip(table.columns, row, strict=True)
+            )
             lines.append(_line(shown))
     else:
         lines.append("No rows.")
@@ -117,7 +119,7 @@ def as_markdown(table: Table, level: int = 2) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: Iterator[str] | Sequence[str] | Any) -> str:
+def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
