@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from statistics import NormalDist
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "LEAST_GAP",
@@ -100,18 +105,23 @@ def bootstrap_interval(
     """
     if len(rows) < 2:
         return None
-    import numpy as np
-
-    table = np.asarray(sorted(map(tuple, rows)), dtype=np.float64)
-    count = len(table)
-    draws = np.random.default_rng(seed).multinomial(count, [1 / count] * count, size=_RESAMPLES)
-    found = (statistic(sums) for sums in (draws @ table).tolist())
+    sums = _draws(len(rows), seed) @ sorted(map(tuple, rows))
+    found = (statistic(one) for one in sums.tolist())
     values = sorted(value for value in found if value is not None)
     if len(values) < _DEFINED * _RESAMPLES:
         return None
     tail = (1 - level) / 2
     last = len(values) - 1
     return values[round(tail * last)], values[round((1 - tail) * last)]
+
+
+@lru_cache(maxsize=8)
+def _draws(count: int, seed: int) -> NDArray[np.float64]:
+    """How often each of `count` rows is drawn, resample by resample."""
+    import numpy as np
+
+    draws = np.random.default_rng(seed).multinomial(count, [1 / count] * count, size=_RESAMPLES)
+    return draws.astype(np.float64)
 
 
 def recovery(full: float, evicted: float, rescued: float) -> float | None:

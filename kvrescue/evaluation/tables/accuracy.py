@@ -8,7 +8,7 @@ from typing import Final
 
 from kvrescue.evaluation.methods import Method
 from kvrescue.evaluation.statistics import LEAST_GAP, recovery
-from kvrescue.evaluation.tables.cells import LABELS, Cell, Cells, Sums, correct, paired
+from kvrescue.evaluation.tables.cells import LABELS, Cell, Cells, Measure, Sums, correct, paired
 from kvrescue.evaluation.tables.table import INTERVAL, SPREAD, Column, Estimate, Table, Value
 
 __all__ = ["FULL", "accuracy_table", "budget_of", "recovery_of", "recovery_table"]
@@ -101,10 +101,7 @@ def recovery_table(cells: Cells) -> Table:
     """Recovery of every cell, and its mean over N at each budget."""
     rows: list[tuple[Value, ...]] = []
     for budget in cells.budgets:
-        found = []
         for n in cells.ns:
-            rescue = recovery_of(cells, "kv_rescue", budget, n)
-            found.append(rescue)
             full = cells.reference("full_kv", n)
             rows.append(
                 (
@@ -113,11 +110,11 @@ def recovery_table(cells: Cells) -> Table:
                     gap_of(cells, budget, n),
                     None if full is None else full.n,
                     recovery_of(cells, "interleaved", budget, n),
-                    rescue,
+                    recovery_of(cells, "kv_rescue", budget, n),
                 )
             )
         if len(cells.ns) > 1:
-            rows.append((budget, "mean", None, None, None, _mean(found)))
+            rows.append((budget, "mean", None, None, None, mean_recovery(cells, budget)))
     return Table(
         name="recovery",
         title="Recovery",
@@ -140,14 +137,24 @@ def recovery_table(cells: Cells) -> Table:
     )
 
 
-def _mean(found: list[Estimate | None]) -> float | None:
-    values = [estimate.value for estimate in found if estimate is not None]
-    return statistics.fmean(values) if values else None
+def mean_recovery(cells: Cells, budget: int) -> Estimate | None:
+    """KV-Rescue's, over the N that have one."""
+    ns = [n for n in cells.ns if recovery_of(cells, "kv_rescue", budget, n) is not None]
+    columns: list[tuple[Cell | None, Measure]] = []
+    for n in ns:
+        compared = (
+            cells.reference("full_kv", n),
+            cells.get("best_of_n", budget, n),
+            cells.get("kv_rescue", budget, n),
+        )
+        columns += [(cell, correct) for cell in compared]
 
+    def mean(sums: Sums) -> float | None:
+        found = [recovery(*sums[place : place + 3]) for place in range(0, len(sums), 3)]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if len(known) == len(found) else None
 
-def mean_recovery(cells: Cells, budget: int) -> float | None:
-    """Over the N that have one."""
-    return _mean([recovery_of(cells, "kv_rescue", budget, n) for n in cells.ns])
+    return paired(columns, mean)
 
 
 def over_budgets(cells: Cells, method: Method, n: int) -> Iterator[tuple[int, Estimate]]:

@@ -13,9 +13,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from kvrescue.cost import ALPHA
 from kvrescue.evaluation.tables.cells import Cell, Cells, Measure, Sums, correct, paired
-from kvrescue.evaluation.tables.flops import total_flops
+from kvrescue.evaluation.tables.flops import Prices
 from kvrescue.evaluation.tables.table import INTERVAL, Column, Estimate, Table, Value
 
 __all__ = ["equal_candidates_table", "equal_flops_table", "interpolated"]
@@ -88,12 +87,12 @@ def interpolated(points: Sequence[tuple[float, float]], at: float) -> float | No
     return known[0][1] if x == known[0][0] else None
 
 
-def equal_flops_table(cells: Cells, alpha: float = ALPHA) -> Table:
+def equal_flops_table(cells: Cells, prices: Prices) -> Table:
     """Against the evicted base at KV-Rescue's FLOPs."""
     rows: list[tuple[Value, ...]] = []
     for budget in cells.budgets:
         for n in cells.ns:
-            rows.append((budget, n, *_equal_flops(cells, budget, n, alpha)))
+            rows.append((budget, n, *_equal_flops(cells, prices, budget, n)))
     return Table(
         name="equal_flops",
         title="At equal FLOPs",
@@ -115,9 +114,9 @@ def equal_flops_table(cells: Cells, alpha: float = ALPHA) -> Table:
     )
 
 
-def _equal_flops(cells: Cells, budget: int, n: int, alpha: float) -> list[Value]:
+def _equal_flops(cells: Cells, prices: Prices, budget: int, n: int) -> list[Value]:
     rescue = cells.get("kv_rescue", budget, n)
-    cost = total_flops(rescue, alpha)
+    cost = prices.of(rescue)
     accuracy = _accuracy(rescue)
     if rescue is None or cost is None:
         why = "KV-Rescue was not run" if rescue is None else "a model's shape is not known"
@@ -125,7 +124,7 @@ def _equal_flops(cells: Cells, budget: int, n: int, alpha: float) -> list[Value]
     spent = rescue.mean(cost)
     rivals: list[tuple[Cell, Measure]] = []
     for cell in cells:
-        found = total_flops(cell, alpha) if cell.rows else None
+        found = prices.of(cell)
         if (cell.method, cell.budget) == ("best_of_n", budget) and found is not None:
             rivals.append((cell, found))
     if not rivals:

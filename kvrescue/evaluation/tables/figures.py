@@ -7,14 +7,29 @@ as well. Whiskers and bands are 95 % intervals.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kvrescue.errors import DependencyError
 from kvrescue.evaluation.methods import Method
 from kvrescue.evaluation.tables.accuracy import over_budgets, over_n
 from kvrescue.evaluation.tables.cells import LABELS, Cells
+from kvrescue.evaluation.tables.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RC,
+    SKY,
+    columns_of,
+    legend,
+    letter,
+    panels_for,
+    percent,
+    require_matplotlib,
+)
 from kvrescue.evaluation.tables.signals import Signals
 from kvrescue.evaluation.tables.table import Estimate, Table, Value
 
@@ -22,55 +37,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "draw", "require_matplotlib", "write_figures"]
+__all__ = ["FORMATS", "draw", "write_figures"]
 
 FORMATS: Final = ("png", "svg")
 
-_BLACK, _ORANGE, _BLUE, _GREEN = "#000000", "#D55E00", "#0072B2", "#009E73"
-_GREY, _SKY, _YELLOW, _PURPLE = "#BBBBBB", "#56B4E9", "#E69F00", "#CC79A7"
-
 _STYLES: Final[Mapping[Method, Mapping[str, Any]]] = {
-    "kv_rescue": {"color": _BLUE, "marker": "o", "linestyle": "-"},
-    "best_of_n": {"color": _ORANGE, "marker": "s", "linestyle": "-"},
-    "full_kv": {"color": _BLACK, "marker": "", "linestyle": "--"},
-    "helper": {"color": _GREEN, "marker": "", "linestyle": ":"},
+    "kv_rescue": {"color": BLUE, "marker": "o", "linestyle": "-"},
+    "best_of_n": {"color": ORANGE, "marker": "s", "linestyle": "-"},
+    "full_kv": {"color": BLACK, "marker": "", "linestyle": "--"},
+    "helper": {"color": GREEN, "marker": "", "linestyle": ":"},
 }
-_RC: Final[Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "errorbar.capsize": 2,
-    "grid.linewidth": 0.4,
-    "grid.color": "#DDDDDD",
-    "hatch.linewidth": 0.5,
-    "svg.hashsalt": "kvrescue",
-    "svg.fonttype": "path",
-    "savefig.dpi": 300,
-}
-_PANEL: Final = (2.3, 2.1)
-"""Inches: three panels make the width of a page, one less than a column."""
-_LEGEND: Final = 0.35
-_PER_ROW: Final = 3
-
 Point: TypeAlias = tuple[float, Estimate]
-
-
-def require_matplotlib() -> None:
-    """Raises DependencyError when it is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise DependencyError("figures need the extra: pip install 'kvrescue[eval]'") from error
 
 
 def write_figures(
@@ -91,7 +68,7 @@ def write_figures(
     import matplotlib
 
     written = {}
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         for name, figure in draw(cells, tables, signals):
             files = []
             for form in FORMATS:
@@ -121,45 +98,6 @@ def draw(
             yield name, figure
 
 
-def _panels(count: int, *, share_y: bool = True) -> tuple[Figure, list[Axes]]:
-    """A row of panels, or several, below room for a legend."""
-    from matplotlib.figure import Figure
-
-    columns = min(count, _PER_ROW)
-    rows = -(-count // columns)
-    width, height = max(columns * _PANEL[0], 3.3), rows * _PANEL[1] + _LEGEND
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
-    found = list(axes.flat)
-    for spare in found[count:]:
-        spare.set_axis_off()
-    for place in range(count):
-        found[place].grid(axis="y")
-    return figure, found[:count]
-
-
-def _legend(figure: Figure, panel: Axes, columns: int = 4) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.4)
-
-
-def _letter(panels: Sequence[Axes], titles: Iterable[str]) -> None:
-    for letter, panel, title in zip("abcdefghijklmnopqrstuvwxyz", panels, titles, strict=False):
-        panel.set_title(f"({letter}) {title}" if len(panels) > 1 else title)
-
-
-def _percent(estimates: Iterable[Estimate]) -> tuple[list[float], list[list[float]]]:
-    """Values in per cent, and their whiskers down and up."""
-    values, down, up = [], [], []
-    for found in estimates:
-        low = found.value if found.low is None else found.low
-        high = found.value if found.high is None else found.high
-        values.append(100 * found.value)
-        down.append(100 * (found.value - low))
-        up.append(100 * (high - found.value))
-    return values, [down, up]
-
-
 # -- accuracy (Figures 1b and 5) --------------------------------------------------------------
 
 
@@ -168,7 +106,7 @@ def _accuracy_over_budgets(cells: Cells) -> Figure | None:
     ns = [n for n in cells.ns if any(list(over_budgets(cells, method, n)) for method in evicted)]
     if not ns:
         return None
-    figure, panels = _panels(len(ns))
+    figure, panels = panels_for(len(ns))
     for panel, n in zip(panels, ns, strict=True):
         for method in ("full_kv", "helper"):
             cell = cells.reference(method, n)
@@ -177,9 +115,9 @@ def _accuracy_over_budgets(cells: Cells) -> Figure | None:
         for method in evicted:
             _curve(panel, list(over_budgets(cells, method, n)), method)
         _log_axis(panel, cells.budgets, "KV budget B (entries)")
-    _letter(panels, (f"N = {n}" for n in ns))
+    letter(panels, (f"N = {n}" for n in ns))
     _accuracy_axis(panels)
-    _legend(figure, panels[0])
+    legend(figure, panels[0])
     return figure
 
 
@@ -192,7 +130,7 @@ def _accuracy_over_n(cells: Cells) -> Figure | None:
     curves = {budget: found for budget, found in curves.items() if any(found.values())}
     if not curves:
         return None
-    figure, panels = _panels(len(curves))
+    figure, panels = panels_for(len(curves))
     every = sorted({n for found in curves.values() for points in found.values() for n, _ in points})
     for panel, found in zip(panels, curves.values(), strict=True):
         for method in ("full_kv", "helper"):
@@ -204,16 +142,16 @@ def _accuracy_over_n(cells: Cells) -> Figure | None:
         for method, points in found.items():
             _curve(panel, points, method)
         _log_axis(panel, every, "Candidates N of each proposer")
-    _letter(panels, (f"budget {budget}" for budget in curves))
+    letter(panels, (f"budget {budget}" for budget in curves))
     _accuracy_axis(panels)
-    _legend(figure, panels[0])
+    legend(figure, panels[0])
     return figure
 
 
 def _curve(panel: Axes, points: Sequence[Point], method: Method) -> None:
     if not points:
         return
-    values, whiskers = _percent(estimate for _, estimate in points)
+    values, whiskers = percent(estimate for _, estimate in points)
     places = [place for place, _ in points]
     style = {"label": LABELS[method], "elinewidth": 0.8, **_STYLES[method]}
     panel.errorbar(places, values, yerr=whiskers, **style)
@@ -236,18 +174,19 @@ def _log_axis(panel: Axes, ticks: Sequence[int], label: str) -> None:
 
 
 def _accuracy_axis(panels: Sequence[Axes]) -> None:
+    columns = columns_of(len(panels))
     for place, panel in enumerate(panels):
-        panel.set_ylim(0, 102)
-        if place % _PER_ROW == 0:
+        panel.set_ylim(-3, 103)
+        if place % columns == 0:
             panel.set_ylabel("Accuracy (%)")
 
 
 # -- oracle (Figure 1a) -----------------------------------------------------------------------
 
 _OUTCOMES: Final = (
-    ("both", "both right", _GREY, ""),
-    ("evicted_only", "only evicted base right", _ORANGE, "///"),
-    ("helper_only", "only helper right", _GREEN, "\\\\\\"),
+    ("both", "both right", GREY, ""),
+    ("evicted_only", "only evicted base right", ORANGE, "///"),
+    ("helper_only", "only helper right", GREEN, "\\\\\\"),
 )
 
 
@@ -255,32 +194,34 @@ def _oracle(table: Table) -> Figure | None:
     rows = [row for row in table.where() if isinstance(row["oracle"], Estimate)]
     if not rows:
         return None
-    figure, (panel,) = _panels(1)
+    figure, (panel,) = panels_for(1)
     places = range(len(rows))
     bottom = [0.0] * len(rows)
     for name, label, colour, hatch in _OUTCOMES:
-        heights, _ = _percent(_estimates(row[name] for row in rows))
+        heights, _ = percent(_estimates(row[name] for row in rows))
         panel.bar(
             places, heights, 0.6, bottom, label=label, color=colour, hatch=hatch, ec="white", lw=0.5
         )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    tops, whiskers = _percent(_estimates(row["oracle"] for row in rows))
+    tops, whiskers = percent(_estimates(row["oracle"] for row in rows))
     panel.errorbar(places, tops, yerr=whiskers, fmt="none", ecolor="#444444", elinewidth=0.8)
     for place, row in zip(places, rows, strict=True):
         full, recovery = row["full"], row["recovery"]
         if isinstance(full, Estimate):
-            label = "full-KV" if place == 0 else ""
-            level = 100 * full.value
-            panel.hlines(level, place - 0.4, place + 0.4, _BLACK, "--", label=label)
+            shown = "full-KV" if place == 0 else None
+            (level,), whiskers = percent([full])
+            panel.hlines(level, place - 0.4, place + 0.4, BLACK, "--", label=shown)
+            panel.errorbar(place + 0.36, level, whiskers, fmt="none", ecolor=BLACK, elinewidth=0.8)
         if isinstance(recovery, Estimate):
             text = f"{100 * recovery.value:.0f} %"
             panel.annotate(text, (place, 107), ha="center", va="center", fontsize=7)
     panel.set_xticks(list(places), labels=[str(row["budget"]) for row in rows])
-    panel.set_xlabel("KV budget B (entries); above: recovery by the oracle")
+    panel.set_xlabel("KV budget B (entries)")
+    panel.set_title("above: loss recovered by the oracle")
     panel.set_ylabel("Problems (%)")
     panel.set_ylim(0, 112)
     panel.set_yticks(range(0, 101, 20))
-    _legend(figure, panel, 2)
+    legend(figure, panel, 2)
     return figure
 
 
@@ -306,13 +247,13 @@ def _sources(table: Table) -> Figure | None:
             f"N = {largest}",
         ),
     ]
-    figure, panels = _panels(2)
+    figure, panels = panels_for(2)
     for panel, (shown, name, label, _) in zip(panels, views, strict=True):
         places = range(len(shown))
-        base, _ = _percent(_estimates(row["base"] for row in shown))
-        helper, whiskers = _percent(_estimates(row["helper"] for row in shown))
-        panel.bar(places, helper, 0.6, color=_GREEN, label="helper", ec="white", hatch="\\\\\\")
-        panel.bar(places, base, 0.6, helper, color=_BLUE, label="evicted base", ec="white")
+        base, _ = percent(_estimates(row["base"] for row in shown))
+        helper, whiskers = percent(_estimates(row["helper"] for row in shown))
+        panel.bar(places, helper, 0.6, color=GREEN, label="helper", ec="white", hatch="\\\\\\")
+        panel.bar(places, base, 0.6, helper, color=BLUE, label="evicted base", ec="white")
         panel.errorbar(places, helper, yerr=whiskers, fmt="none", ecolor="black", elinewidth=0.8)
         for place, height in zip(places, helper, strict=True):
             text = f"{height:.0f}"
@@ -322,8 +263,8 @@ def _sources(table: Table) -> Figure | None:
         panel.set_ylim(0, 109)
         panel.set_yticks(range(0, 101, 20))
     panels[0].set_ylabel("Committed steps (%)")
-    _letter(panels, (f"{title}; above: helper's %" for *_, title in views))
-    _legend(figure, panels[0])
+    letter(panels, (f"{title}; above: helper's %" for *_, title in views))
+    legend(figure, panels[0])
     return figure
 
 
@@ -336,38 +277,35 @@ def _most_ns(rows: Sequence[Mapping[str, Value]]) -> list[Mapping[str, Value]]:
 
 # -- signals (Figure 3) -----------------------------------------------------------------------
 
-_SOURCES: Final = (
-    (_ORANGE, "-"),
-    (_PURPLE, "-"),
-    (_YELLOW, "-"),
-    (_SKY, "-"),
-)
-_KNOWN_SOURCES: Final = {"full-KV": (_BLACK, "--"), "helper": (_GREEN, ":")}
+_SOURCES: Final = ((ORANGE, "-"), (SKY, "-."))
+"""Of the evicted base, at its smallest and its largest traced budget."""
+_KNOWN_SOURCES: Final = {"full-KV": (BLACK, "--"), "helper": (GREEN, ":")}
 _BINS: Final = 30
 
 
 def _signals(signals: Signals | None) -> Figure | None:
     if signals is None:
         return None
+    evicted = [source for source in signals.sources if source.label not in _KNOWN_SOURCES]
+    shown = [source for source in signals.sources if source not in evicted[1:-1]]
     views = []
     if signals.entropy is not None:
         label = f"Largest mean entropy over {signals.entropy.window} tokens (nats)"
-        found = {source.label: _known(source.entropies) for source in signals.sources}
-        views.append((found, signals.entropy.threshold, label, "entropy", "τ_ent"))
+        found = {source.label: _known(source.entropies) for source in shown}
+        views.append((found, signals.entropy.threshold, label, r"$\tau_{\mathrm{ent}}$"))
     if signals.gzip is not None:
-        label = f"Least gzip ratio over {signals.gzip.window_chars} characters"
-        found = {source.label: _known(source.ratios) for source in signals.sources}
-        views.append((found, signals.gzip.threshold, label, "gzip ratio", "τ_cmp"))
+        label = f"Least gzip ratio over {signals.gzip.window_chars} characters (bytes/bytes)"
+        found = {source.label: _known(source.ratios) for source in shown}
+        views.append((found, signals.gzip.threshold, label, r"$\tau_{\mathrm{cmp}}$"))
     views = [view for view in views if any(view[0].values())]
     if not views:
         return None
-    figure, panels = _panels(len(views), share_y=False)
-    for panel, (found, threshold, label, _, symbol) in zip(panels, views, strict=True):
+    figure, panels = panels_for(len(views), share_y=False)
+    for panel, (found, threshold, label, symbol) in zip(panels, views, strict=True):
         _histogram(panel, found, threshold, symbol)
         panel.set_xlabel(label)
-    panels[0].set_ylabel("Candidates (%)")
-    _letter(panels, (title for *_, title, _ in views))
-    _legend(figure, panels[0], 3)
+        panel.set_ylabel("Candidates (%)")
+    legend(figure, panels[0])
     return figure
 
 
@@ -383,20 +321,12 @@ def _histogram(
     margin = 0.02 * (high - low) or 0.5
     low, high = low - margin, high + margin
     edges = [low + (high - low) * place / _BINS for place in range(_BINS + 1)]
-    others = iter(_SOURCES * len(found))
+    others = iter(_SOURCES)
     for label, values in found.items():
         colour, line = _KNOWN_SOURCES.get(label) or next(others)
-        weights = [100 / len(values)] * len(values) if values else None
-        panel.hist(
-            values,
-            edges,
-            weights=weights,
-            histtype="step",
-            color=colour,
-            linestyle=line,
-            linewidth=1.2,
-            label=label,
-        )
+        heights = _heights(values, edges)
+        panel.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.2)
+        panel.plot([], [], color=colour, linestyle=line, linewidth=1.2, label=label)
     panel.axvline(threshold, color="#666666", linewidth=0.9, linestyle="-.")
     panel.annotate(
         f"{symbol} = {threshold:g}",
@@ -407,3 +337,11 @@ def _histogram(
         fontsize=7,
         va="top",
     )
+
+
+def _heights(values: Sequence[float], edges: Sequence[float]) -> list[float]:
+    """Per cent of the values in each bin; no value is on an outer edge."""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        counts[bisect_right(edges, value) - 1] += 1
+    return [100 * count / len(values) if values else 0.0 for count in counts]

@@ -27,11 +27,12 @@ from kvrescue.shapes import ModelShape, shape_of
 __all__ = [
     "VERIFIER",
     "Models",
+    "Prices",
     "flops",
     "flops_table",
     "models_of",
     "proposer_flops",
-    "total_flops",
+    "verifier_flops",
 ]
 
 VERIFIER: Final = "verifier"
@@ -45,11 +46,6 @@ class Models:
     verifier: ModelShape | None
     intervals: Mapping[str, int]
     """Tokens between evictions, of proposers with an evictor."""
-
-    @property
-    def unknown(self) -> list[str]:
-        """Proposers without a shape."""
-        return [name for name, shape in self.proposers.items() if shape is None]
 
 
 def models_of(config: RescueConfig) -> Models:
@@ -88,11 +84,11 @@ def proposer_flops(
         alpha: cost of one eviction, in attention passes over the bounded cache (Eq. 13).
         interval: tokens between evictions.
     """
-    dense = shape.dense_flops * (use.prompt + use.generated + use.encoded)
-    attention = float(shape.attention_flops(use.attended))
+    dense = use.prompt + use.generated + use.encoded
+    attended = float(use.attended)
     if use.bound is not None and use.evictions > 0:
-        attention *= 1 + alpha / interval
-    return dense + attention + _prompt_attention(shape, use.prompt)
+        attended *= 1 + alpha / interval
+    return _cost(shape, dense, attended + _causal(use.prompt))
 
 
 def verifier_flops(shape: ModelShape, record: Record) -> float:
@@ -100,14 +96,19 @@ def verifier_flops(shape: ModelShape, record: Record) -> float:
     if not record.scored_tokens:
         return 0.0
     prompt = max((use.prompt for use in record.uses.values()), default=0)
-    context = prompt + record.output_tokens // 2
-    dense = shape.dense_flops * (prompt + record.scored_tokens)
-    attention = shape.attention_flops(record.scored_tokens * context)
-    return float(dense + attention + _prompt_attention(shape, prompt))
+    context = prompt + record.output_tokens / 2
+    attended = record.scored_tokens * context + _causal(prompt)
+    return _cost(shape, prompt + record.scored_tokens, attended)
 
 
-def _prompt_attention(shape: ModelShape, prompt: int) -> int:
-    return shape.attention_flops(prompt * (prompt + 1) // 2)
+def _causal(prompt: int) -> float:
+    """Entries that a prompt's tokens attend to in one pass."""
+    return prompt * (prompt + 1) / 2
+
+
+def _cost(shape: ModelShape, tokens: int, attended: float) -> float:
+    """Eq. 12, summed over tokens."""
+    return shape.dense_flops * tokens + 4 * shape.layers * shape.query_width * attended
 
 
 def flops(record: Record, models: Models, alpha: float = ALPHA) -> dict[str, float] | None:
@@ -128,30 +129,43 @@ def flops(record: Record, models: Models, alpha: float = ALPHA) -> dict[str, flo
     return parts
 
 
-def total_flops(cell: Cell | None, alpha: float = ALPHA) -> Measure | None:
-    """FLOPs of a row of a cell, all models together; None where a shape is missing."""
-    return None if cell is None else part_flops(cell, None, alpha)
+class Prices:
+    """FLOPs of every row of a run, worked out once.
+
+    Args:
+        cells: of the run.
+        alpha: see `proposer_flops`.
+    """
+
+    def __init__(self, cells: Cells, alpha: float = ALPHA) -> None:
+        self.alpha = alpha
+        self._parts: dict[int, dict[str, float]] = {}
+        for cell in cells:
+            models = models_of(cell.config)
+            for record in cell.rows:
+                parts = flops(record, models, alpha)
+                if parts is not None:
+                    self._parts[id(record)] = parts
+        self._cells = cells  # keeps the records, hence their identities, alive
+
+    def of(self, cell: Cell | None, part: str | None = None) -> Measure | None:
+        """FLOPs of a row: of one proposer, of the verifier, or (None) of all together.
+
+        None where a cell has no rows or a model's shape is not known.
+        """
+        if cell is None or not cell.rows or any(id(row) not in self._parts for row in cell.rows):
+            return None
+        if part is None:
+            return lambda record: sum(self._parts[id(record)].values())
+        return lambda record: self._parts[id(record)].get(part, 0.0)
 
 
-def part_flops(cell: Cell, part: str | None, alpha: float = ALPHA) -> Measure | None:
-    """The same for one proposer or the verifier (None: all)."""
-    models = models_of(cell.config)
-    if any(flops(record, models, alpha) is None for record in cell.rows):
-        return None
-
-    def measure(record: Record) -> float:
-        parts = flops(record, models, alpha) or {}
-        return sum(parts.values()) if part is None else parts.get(part, 0.0)
-
-    return measure
-
-
-def flops_table(cells: Cells, alpha: float = ALPHA) -> Table:
+def flops_table(cells: Cells, prices: Prices) -> Table:
     """Mean FLOPs per problem of every cell, by model."""
     rows: list[tuple[Value, ...]] = []
     for cell in cells:
         parts = [*("base", "helper"), VERIFIER, None]
-        measures = [part_flops(cell, part, alpha) if cell.rows else None for part in parts]
+        measures = [prices.of(cell, part) for part in parts]
         means = [None if measure is None else cell.mean(measure) for measure in measures]
         shown = [
             None if part in ("base", "helper") and part not in cell.config.proposers else mean
@@ -173,8 +187,8 @@ def flops_table(cells: Cells, alpha: float = ALPHA) -> Table:
         rows=tuple(rows),
         note=(
             "Means per problem by Appendix D: 2 P FLOPs per token read or generated, 4 L d per "
-            f"cache entry attended to, and alpha = {alpha:g} attention passes for an eviction. "
-            "The verifier reads the candidates that it has to compare, its cache kept from step "
+            f"cache entry attended to, and alpha = {prices.alpha:g} attention passes for an "
+            "eviction. The verifier reads the candidates that it has to compare, its cache kept from step "
             "to step; its attention is estimated at the prompt and half of the solution. Prompts "
             "are counted once for each model. - where a model's shape is not known."
         ),

@@ -25,8 +25,9 @@ from kvrescue.evaluation.tables.ablation import ablation_table
 from kvrescue.evaluation.tables.accuracy import accuracy_table, recovery_table
 from kvrescue.evaluation.tables.cells import Cells
 from kvrescue.evaluation.tables.comparisons import equal_candidates_table, equal_flops_table
-from kvrescue.evaluation.tables.figures import require_matplotlib, write_figures
-from kvrescue.evaluation.tables.flops import flops_table
+from kvrescue.evaluation.tables.drawing import require_matplotlib
+from kvrescue.evaluation.tables.figures import write_figures
+from kvrescue.evaluation.tables.flops import Prices, flops_table
 from kvrescue.evaluation.tables.oracle import oracle_table
 from kvrescue.evaluation.tables.quality import (
     degraded_table,
@@ -69,6 +70,7 @@ class ReportFiles:
 
 def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
     """Every table by name, in the order of the report."""
+    prices = Prices(cells)
     tables = (
         shape_table(cells),
         accuracy_table(cells),
@@ -79,8 +81,8 @@ def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
         source_table(cells),
         signal_table(signals),
         equal_candidates_table(cells),
-        equal_flops_table(cells),
-        flops_table(cells),
+        equal_flops_table(cells, prices),
+        flops_table(cells, prices),
         grading_table(cells),
         disagreement_table(cells),
         degraded_table(cells),

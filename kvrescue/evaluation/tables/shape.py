@@ -158,8 +158,8 @@ def _recovers(cells: Cells) -> Check:
     return Check(
         "recovery",
         f"Mean recovery at the smallest budget is at least {RECOVERED}",
-        None if mean is None else mean >= RECOVERED - 1e-9,
-        f"budget {budget}: mean {'-' if mean is None else _two_digits(mean)}; {'; '.join(said)}",
+        None if mean is None else mean.value >= RECOVERED - 1e-9,
+        f"budget {budget}: mean {_shown(mean, _two_digits)}; {'; '.join(said)}",
     )
 
 
