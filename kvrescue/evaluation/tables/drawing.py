@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kvrescue.errors import DependencyError
 from kvrescue.evaluation.tables.table import Estimate
+from kvrescue.registry import missing_package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +63,8 @@ def require_matplotlib() -> None:
     """Raises DependencyError when it is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise DependencyError("figures need the extra: pip install 'kvrescue[eval]'") from error
+    except ModuleNotFoundError as error:
+        raise missing_package("a report's figures", error) from error
 
 
 def columns_of(count: int) -> int:

@@ -208,7 +208,7 @@ def _oracle(table: Table) -> Figure | None:
     for place, row in zip(places, rows, strict=True):
         full, recovery = row["full"], row["recovery"]
         if isinstance(full, Estimate):
-            shown = "full-KV" if place == 0 else None
+            shown = "_full-KV" if place else "full-KV"  # matplotlib hides the former
             (level,), whiskers = percent([full])
             panel.hlines(level, place - 0.4, place + 0.4, BLACK, "--", label=shown)
             panel.errorbar(place + 0.36, level, whiskers, fmt="none", ecolor=BLACK, elinewidth=0.8)

@@ -188,8 +188,9 @@ def flops_table(cells: Cells, prices: Prices) -> Table:
         note=(
             "Means per problem by Appendix D: 2 P FLOPs per token read or generated, 4 L d per "
             f"cache entry attended to, and alpha = {prices.alpha:g} attention passes for an "
-            "eviction. The verifier reads the candidates that it has to compare, its cache kept from step "
-            "to step; its attention is estimated at the prompt and half of the solution. Prompts "
-            "are counted once for each model. - where a model's shape is not known."
+            "eviction. The verifier reads the candidates that it has to compare, its cache kept "
+            "from step to step; its attention is estimated at the prompt and half of the "
+            "solution. Prompts are counted once for each model. - where a model's shape is not "
+            "known."
         ),
     )

@@ -66,6 +66,8 @@ class ReportFiles:
     data: Path
     tables: tuple[Path, ...]
     figures: tuple[Path, ...]
+    shape: Table
+    """The paper's shape, asked of the run."""
 
 
 def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
@@ -131,11 +133,11 @@ def write_report(run: Run, folder: str | os.PathLike[str]) -> ReportFiles:
         reason = error.strerror or str(error)
         raise RunError(f"the report cannot be written to {str(where)!r}: {reason}") from error
     drawn = tuple(file for files in figures.values() for file in files)
-    return ReportFiles(report, data, tuple(written), drawn)
+    return ReportFiles(report, data, tuple(written), drawn, tables["shape"])
 
 
 def _write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     return path
 
 

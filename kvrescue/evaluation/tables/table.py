@@ -161,9 +161,9 @@ def _number(kind: Kind, value: float) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Comma-separated, one header line; shares are fractions, what is missing is empty."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    """RFC 4180, one header line; shares are fractions, what is missing is empty."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
     header: list[str] = []
     for column in table.columns:
         header += [column.name, *(f"{column.name}_{part}" for part in column.parts)]
