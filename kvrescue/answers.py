@@ -1,4 +1,4 @@
-"""The answer of a solution: the content of its last `\\boxed{...}`."""
+"""The answer of a solution: the content of its last `\\boxed{...}` or `\\fbox{...}`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ import re
 
 __all__ = ["extract_answer"]
 
-_BOX = re.compile(r"\\boxed\s*\{")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_UNBRACED = re.compile(r"[-+]?\d[\d.,/]*|[a-zA-Z](?![a-zA-Z])")
+"""What a box without braces may hold; anything else is talk about boxes."""
 
 
 def extract_answer(text: str) -> str | None:
-    """Content of the last `\\boxed{...}` with balanced braces, stripped.
+    """Content of the last box with balanced braces, stripped.
 
     None when there is no box, when the last one is never closed (the text was cut inside it, so an
     earlier box is not the answer), or when it is blank. Escaped braces belong to the content and
-    need no partner.
+    need no partner. A box without braces holds the number or the letter after it (`\\boxed 7`);
+    one with neither is no box, unless the text ends there.
     """
-    starts = [box.end() for box in _BOX.finditer(text)]
-    if not starts:
-        return None
+    for box in reversed(list(_BOX.finditer(text))):
+        start = box.end()
+        if start == len(text):
+            return None
+        if text[start] == "{":
+            return _braced(text, start + 1)
+        # The command needs a space, or it would be another one (letters) or be broken (digits).
+        if found := _UNBRACED.match(text, start):
+            return found[0].rstrip(".,/")
+    return None
+
+
+def _braced(text: str, start: int) -> str | None:
+    """What stands before the brace that closes the one before `start`."""
     depth = 1
-    position = start = starts[-1]
+    position = start
     while position < len(text):
         character = text[position]
         if character == "\\":

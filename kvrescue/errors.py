@@ -27,6 +27,7 @@ __all__ = [
     "RunError",
     "ScorerError",
     "UnknownNameError",
+    "WorkerError",
     "nearest",
 ]
 
@@ -120,6 +121,12 @@ class EvictorError(KVRescueError):
     """An evictor got a malformed `KVSlice` or returned scores of the wrong shape or value."""
 
     exit_code = 12
+
+
+class WorkerError(KVRescueError):
+    """A worker process of `demo` or `bench` ended before its work: killed, or out of memory."""
+
+    exit_code = 13
 
 
 class RunError(KVRescueError):

@@ -66,6 +66,17 @@ class Parts:
             for name, section in config.proposers.items()
         ]
 
+    async def keep_only(self, config: RescueConfig) -> None:
+        """Close what a configuration does not use, so that its own parts find room."""
+        wanted = [section.policy for section in config.proposers.values()]
+        rest = Parts(
+            [part for part in self.policies if part[0] not in wanted],
+            [part for part in self.scorers if part[0] != config.scorer],
+        )
+        self.policies = [part for part in self.policies if part[0] in wanted]
+        self.scorers = [part for part in self.scorers if part[0] == config.scorer]
+        await rest.aclose()
+
     async def aclose(self) -> None:
         """Close every part, even when one of them fails; the first failure is raised."""
         parts: list[Policy | Scorer] = [policy for _, policy in self.policies]

@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -228,14 +236,48 @@ class Rescue:
             seed: of the run (default: the instance's).
             concurrency: problems in flight at once, at most the instance's own.
         """
-        self._refuse_on_loop("solve_many")
+        with closing(self._each("solve_many", questions, seed, concurrency)) as jobs:
+            for job, _ in jobs:
+                yield _wait(job)
+
+    def solve_each(
+        self,
+        questions: Iterable[Question | str],
+        seed: int | None = None,
+        concurrency: int | None = None,
+    ) -> Iterator[tuple[Question, Solution | KVRescueError]]:
+        """Like `solve_many`, but a question that fails does not end the others.
+
+        Each question comes back with its solution, or with the typed error that it ended in.
+
+        Raises:
+            InputError: a text is no question (blank, too long).
+        """
+        with closing(self._each("solve_each", questions, seed, concurrency)) as jobs:
+            for job, question in jobs:
+                outcome: Solution | KVRescueError
+                try:
+                    outcome = _wait(job)
+                except KVRescueError as error:
+                    outcome = error
+                yield question, outcome
+
+    def _each(
+        self,
+        name: str,
+        questions: Iterable[Question | str],
+        seed: int | None,
+        concurrency: int | None,
+    ) -> Generator[tuple[Job[Solution], Question], None, None]:
+        """Jobs of the questions, each as it is finished."""
+        self._refuse_on_loop(name)
         if isinstance(questions, str):
             raise ConfigError("questions is one text: give a list, or use solve")
         wanted = self.concurrency
         if concurrency is not None:
             wanted = min(whole_number("concurrency", concurrency, least=1), wanted)
         rest = iter(questions)
-        flying: set[Job[Solution]] = set()
+        flying: dict[Job[Solution], Question] = {}
         landed: queue.SimpleQueue[Job[Solution]] = queue.SimpleQueue()
         try:
             while True:
@@ -245,13 +287,12 @@ class Rescue:
                         break
                     asked = as_question(cast("Question | str", question))
                     job = self._start(self._solve(asked, seed))
-                    flying.add(job)
+                    flying[job] = asked
                     job.when_done(landed.put)
                 if not flying:
                     return
                 job = landed.get()
-                flying.discard(job)
-                yield _wait(job)
+                yield job, flying.pop(job)
         finally:
             stop_all(flying)
 

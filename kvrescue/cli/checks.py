@@ -22,7 +22,7 @@ __all__ = ["Check", "run_checks"]
 _EXTRAS: Final = {
     "torch": ("numpy", "safetensors", "torch", "transformers"),
     "smollm2": ("gguf",),
-    "eval": ("scipy",),
+    "eval": ("math_verify", "scipy"),
 }
 """Extras with the packages that show that they are installed."""
 

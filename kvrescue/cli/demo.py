@@ -9,7 +9,7 @@ import typer
 
 from kvrescue.cli.console import emit_json, human, messages
 from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
-from kvrescue.cli.options import DEFAULT_PRESET, Json, Overrides, PluginList, load_plugins
+from kvrescue.cli.options import DEFAULT_PRESET, Json, Overrides, PluginList, plugin_overrides
 from kvrescue.errors import ConfigError
 
 __all__ = ["demo"]
@@ -63,7 +63,7 @@ def demo(
     from kvrescue.evaluation.demo_data import as_data
 
     processes = _processes(workers)
-    listed = _plugins(plugin)
+    listed = plugin_overrides(plugin)
     plan = DemoPlan(
         problems=_either(problems, 20 if quick else 100),
         budgets=tuple(budget) if budget else BUDGETS[:1] if quick else BUDGETS,
@@ -96,17 +96,6 @@ def _processes(workers: int | None) -> int:
     available = getattr(os, "sched_getaffinity", None)
     cores = len(available(0)) if available is not None else os.cpu_count() or 1
     return min(cores, 4)
-
-
-def _plugins(plugin: list[str] | None) -> list[str]:
-    """Plugins as an override, so that worker processes load them, too."""
-    from pathlib import Path
-
-    from kvrescue.plugins import is_path
-
-    load_plugins(plugin)
-    absolute = [str(Path(p).expanduser().resolve()) if is_path(p) else p for p in plugin or ()]
-    return [f"plugins={absolute}"] if absolute else []
 
 
 class _Progress:

@@ -16,6 +16,7 @@ __all__ = [
     "Preset",
     "chosen_source",
     "load_plugins",
+    "plugin_overrides",
 ]
 
 DEFAULT_PRESET = "tiny"
@@ -60,3 +61,13 @@ def load_plugins(plugins: Iterable[str] | None) -> None:
     from kvrescue import plugins as layer
 
     layer.default().load(plugins or ())
+
+
+def plugin_overrides(plugins: Iterable[str] | None) -> list[str]:
+    """Load `--plugin`s, and name them in an override, so that worker processes load them, too."""
+    from kvrescue.plugins import is_path
+
+    listed = list(plugins or ())
+    load_plugins(listed)
+    absolute = [str(Path(p).expanduser().resolve()) if is_path(p) else p for p in listed]
+    return [f"plugins={absolute}"] if absolute else []

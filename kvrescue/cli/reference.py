@@ -57,6 +57,26 @@ tokens generated, those of rejected and aborted candidates included. `aborted` c
 candidates that a detector ended, over all problems. `helper_share` is the share of committed steps
 that the helper wrote, null where it takes no part.
 """,
+    "cost": """\
+See [cost](cost.md) for what the numbers mean and what they leave out. The JSON document has plain
+numbers of bytes, FLOPs and tokens; shares are fractions:
+
+- `models`: `base`, `helper` and, where it is counted, `verifier`, with `kv_bytes_per_token`.
+- `setting`: what was asked for; `bound` is budget + window.
+- `memory`: `kv_bytes` of one problem by method and model, `ratio` (full best-of-N over KV-Rescue),
+  `eviction_saving`, and `crossover`: tokens of context from which KV-Rescue needs no more than full
+  best-of-N, null when it always does.
+- `compute`: FLOPs of one token, `helper_fraction` (rho), `evicted_gain`, and `crossover`: tokens of
+  context from which evicting is cheaper.
+- `reported_not_derivable`: what the paper says and its equations do not give.
+- `problem` (null without `--tokens`), `fit` (null without `--memory-gib`): by method.
+""",
+    "bench paper": """\
+The JSON document is a list of claims with `name`, `text`, `source`, `about` (results or costs),
+`stated`, `recomputed` (null when the paper has no numbers for it), `unit`, `decimals` and
+`relation` of the stated number, `agrees`, `note`, and `cells`: the settings of a mean, each with
+the table's `numbers` and the `value` that follows.
+""",
     "solve": """\
 `--engine vllm` puts every proposer that runs on torch on vLLM (see [vllm](vllm.md)), and the other
 way round. What was said and both engines know carries over: model, evictor, prompt, context, type.
@@ -66,6 +86,13 @@ options of the chosen engine. The scorer stays as it is.
 `--json` prints the solution: steps with every candidate and score, answer, token and cache
 accounts. `--trace` appends each event as one JSON line, flushed at once, so that a run that is
 interrupted leaves everything up to that moment.
+""",
+    "grade": """\
+[grading](grading.md) says what each rule finds equal. `--json` prints `grading`, `answer` (null
+where there is none), `gold`, `correct` (the verdict to report: the paper's rule, or whole numbers),
+the verdicts `exact`, `paper` and `math_verify` (null where a rule was not asked), `timed_out`, and
+`troubles`: rules that came to no verdict and count as wrong, each with `rule`, `kind` (`timeout`,
+`memory`, `died` or `error`) and `detail`.
 """,
     "doctor": """\
 Each check is `ok`, `warn` (something optional is missing) or `fail`, with the way out. The
@@ -111,8 +138,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield ""
     yield _prose(command.help or "")
     yield ""
-    yield "| option | meaning |"
-    yield "|---|---|"
+    if arguments or options:
+        yield "| option | meaning |"
+        yield "|---|---|"
     for argument in arguments:
         yield f"| `{argument.name.upper()}` | {_cell(argument.help)} |"
     for option in options:

@@ -16,7 +16,12 @@ from kvrescue.errors import ConfigError
 from kvrescue.evaluation.bill import Bill, bills
 from kvrescue.evaluation.jobs import Job, Outcome, run_jobs
 from kvrescue.evaluation.methods import Method, evictor_of
-from kvrescue.evaluation.statistics import recovery, recovery_interval, wilson_interval
+from kvrescue.evaluation.statistics import (
+    LEAST_GAP,
+    recovery,
+    recovery_interval,
+    wilson_interval,
+)
 from kvrescue.types import Solution
 
 __all__ = [
@@ -33,9 +38,6 @@ __all__ = [
 
 BUDGETS: Final = (16, 64, 128)
 """Budgets of the second table for the preset `tiny`; the first is the headline's."""
-
-LEAST_GAP: Final = 10
-"""Points between full KV and evicted; below, recovery would be a quotient of two small numbers."""
 
 COMPARED: Final[tuple[Method, ...]] = ("full_kv", "helper", "best_of_n", "kv_rescue")
 """The methods of every table, in its order."""

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from kvrescue.config import load_config
-from kvrescue.errors import KVRescueError
 from kvrescue.evaluation.bill import Bill
-from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
+from kvrescue.evaluation.methods import (
+    BASE,
+    HELPER,
+    Indifferent,
+    Method,
+    compose,
+    needs_no_scorer,
+)
+from kvrescue.evaluation.workers import in_workers, set_up_worker
 from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue
-from kvrescue.policies.vllm.quiet import quiet_vllm
 from kvrescue.questions import as_question
-from kvrescue.scorers.base import Scorer
-from kvrescue.types import Candidate, Context, Solution, TokenUse
+from kvrescue.types import Solution, TokenUse
 
 __all__ = ["Job", "Outcome", "run_jobs"]
 
@@ -110,13 +109,6 @@ def run_jobs(
     return found
 
 
-class _Indifferent(Scorer):
-    """Stands in where every round has one candidate, which is chosen whatever its score."""
-
-    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
-        return [1.0] * len(candidates)
-
-
 def run_job(job: Job, parts: Parts) -> list[Outcome]:
     """Solve a job's problems, all of them at once."""
     config = compose(load_config(job.config), job.method, job.n)
@@ -125,8 +117,8 @@ def run_job(job: Job, parts: Parts) -> list[Outcome]:
     questions = [as_question(text) for text in bills]
     outcomes: list[Outcome] = []
     config = config.model_copy(update={"concurrency": len(questions)})
-    if job.n == 1 and len(config.proposers) == 1 and not job.keep_solutions:
-        parts = Parts(parts.policies, [(config.scorer, _Indifferent())])
+    if needs_no_scorer(config) and not job.keep_solutions:
+        parts = Parts(parts.policies, [(config.scorer, Indifferent())])
     with Rescue.from_config(config, parts=parts) as rescue:
         for solution in rescue.solve_many(questions, seed=job.seed):
             position, bill = bills[solution.question.text]
@@ -155,75 +147,17 @@ def _here(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Outcome]]]:
         asyncio.run(parts.aclose())
 
 
-# The C library hands memory of large tensors back to the system and asks for it again at every
-# step; workers keep it. Read by glibc when a process starts, ignored elsewhere.
-_KEEP_MEMORY: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
-
-
 def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[tuple[Piece, list[Outcome]]]:
-    before = set(multiprocessing.active_children())
-    for name, value in _KEEP_MEMORY.items():
-        os.environ.setdefault(name, value)
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        with _deaf_children():
-            futures = {executor.submit(_run_in_worker, piece[1]): piece for piece in pieces}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool as error:
-        raise KVRescueError(
-            "a worker process ended unexpectedly (out of memory?): try --workers 1"
-        ) from error
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
-            child.kill()  # one that is still starting is deaf to anything less
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end.
-
-    Nor is the parent itself interrupted in the middle of starting one, which would then complain.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    tasks = [piece for _, piece in pieces]
+    with contextlib.closing(in_workers(_run_in_worker, tasks, workers)) as found:
+        for item in found:
+            if item.message is not None:
+                yield pieces[item.task], item.message
 
 
 _worker_parts: Final = Parts()
 
 
-def _start_worker() -> None:
-    """Set up a worker: one thread of arithmetic, and no life after its parent's."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    quiet_vllm()
-    import torch
-
-    torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    with contextlib.suppress(Exception):
-        parent.join()
-    os._exit(1)
-
-
-def _run_in_worker(job: Job) -> list[Outcome]:
-    return run_job(job, _worker_parts)
+def _run_in_worker(job: Job) -> Iterator[list[Outcome]]:
+    set_up_worker(threads=1)
+    yield run_job(job, _worker_parts)

@@ -7,14 +7,27 @@ detectors, and KV-Rescue the composition as configured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from kvrescue.config import ProposerConfig, RescueConfig
 from kvrescue.errors import ConfigError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import PolicySpec
+from kvrescue.scorers.base import Scorer
+from kvrescue.types import Candidate, Context
 
-__all__ = ["BASE", "EVICTED", "HELPER", "METHODS", "Method", "compose", "evictor_of"]
+__all__ = [
+    "BASE",
+    "EVICTED",
+    "HELPER",
+    "METHODS",
+    "Indifferent",
+    "Method",
+    "compose",
+    "evictor_of",
+    "needs_no_scorer",
+]
 
 Method: TypeAlias = Literal["full_kv", "helper", "best_of_n", "interleaved", "kv_rescue"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
@@ -60,6 +73,19 @@ def evictor_of(config: RescueConfig) -> Evictor:
     if not isinstance(evictor, Evictor):
         raise ConfigError(f"proposer {BASE!r} has no evictor: there would be nothing to rescue")
     return evictor
+
+
+def needs_no_scorer(config: RescueConfig) -> bool:
+    """Whether every round has one candidate, which is chosen whatever its score."""
+    sections = tuple(config.proposers.values())
+    return len(sections) == 1 and sections[0].candidates == 1
+
+
+class Indifferent(Scorer):
+    """Stands in for the scorer where `needs_no_scorer`: its scores mean nothing."""
+
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        return [1.0] * len(candidates)
 
 
 def _changed(section: ProposerConfig, **fields: Any) -> ProposerConfig:

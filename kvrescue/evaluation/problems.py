@@ -1,11 +1,4 @@
-"""Problem sets: what is asked, what is right, and how that is judged.
-
-- `tiny` or `tiny:200`: shopping bills of the embedded trio's test split, drawn from a seed.
-- a JSONL file of `{"id": ..., "question": ..., "answer": ...}`.
-- `gsm8k`, `math500`, `aime24`, `amc23`, `olympiadbench`: from the Hugging Face hub, or from a local
-  file given beside the name; with the seeds and the prompt that the paper uses.
-- any other name with a slash: a data set on the hub with the fields `question` and `answer`.
-"""
+"""Problems and sets of them: what is asked, what is right, and how that is judged."""
 
 from __future__ import annotations
 
@@ -13,13 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
-__all__ = ["GradingRule", "Problem", "ProblemSet"]
+from kvrescue.evaluation.grading.grade import GradingRule
 
-GradingRule: TypeAlias = Literal["exact", "math"]
-"""`exact`: the last box holds the gold answer, character by character (the tiny trio). `math`: the
-paper's rule, math-verify beside it."""
+__all__ = ["Problem", "ProblemSet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class ProblemSet(Sequence[Problem]):
         """As plain JSON data; `from_data` reads it back."""
         return {
             "name": self.name,
-            "rule": self.rule,
+            "rule": self.rule.value,
             "seeds": self.seeds,
             "system": self.system,
             "problems": [
@@ -87,4 +78,5 @@ class ProblemSet(Sequence[Problem]):
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Self:
         problems = tuple(Problem(**entry) for entry in data["problems"])
-        return cls(data["name"], problems, data["rule"], data["seeds"], data["system"])
+        rule = GradingRule(data["rule"])
+        return cls(data["name"], problems, rule, data["seeds"], data["system"])

@@ -242,7 +242,7 @@ class TestUsage:
         ("arguments", "message"),
         [
             (("solv",), "no command 'solv'; did you mean 'solve'?"),
-            (("xyzzy",), "no command 'xyzzy'; valid: config, demo, doctor"),
+            (("xyzzy",), "no command 'xyzzy'; valid: bench, config, cost"),
             (("plugins", "shw"), "no command 'shw'; did you mean 'show'?"),
             (("--hepl",), "no option --hepl; did you mean '--help'?"),
             (("solve", "--sed", "3"), "no option --sed; did you mean '--seed'?"),

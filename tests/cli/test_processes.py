@@ -35,6 +35,8 @@ def start(*arguments: str, code: str | None = None) -> subprocess.Popen[str]:
         ["plugins", "show", "policy", "torch"],
         ["plugins", "show", "scorer", "qwen_prm"],
         ["problem"],
+        ["cost", "--memory-gib", "80", "--tokens", "MATH500", "--budget", "64"],
+        ["bench", "paper"],
         ["config", "--preset", "no"],
         ["config", "--preset", "tiny"],
         ["config", "--preset", "smollm2", "--json"],

@@ -26,7 +26,17 @@ from kvrescue.answers import extract_answer
         (r"\boxed{ends in a backslash\ ", None),
         ("no box", None),
         ("", None),
-        (r"\boxed 4", None),
+        (r"$\boxed 4$", "4"),
+        (r"\boxed4", "4"),
+        (r"\boxed -12.5.", "-12.5"),
+        (r"\boxed B.", "B"),
+        (r"\fbox{4}", "4"),
+        (r"\boxed{1} or \fbox{ 2 }", "2"),
+        (r"\boxed{\fbox{4}}", "4"),
+        (r"\boxed{4}, as \boxed says", "4"),
+        (r"\boxed{4}, so \boxed", None),
+        (r"\boxed{4}, so \boxed ", None),
+        (r"\boxedness{4}", None),
     ],
 )
 def test_examples(text: str, answer: str | None) -> None:
@@ -37,6 +47,17 @@ def test_examples(text: str, answer: str | None) -> None:
 def test_last_box_wins_whatever_surrounds_it(before: str, content: str, after: str) -> None:
     text = before + r"\boxed{" + content + "}" + after.replace("\\", "")
     assert extract_answer(text) == content.strip()
+
+
+@given(st.text(alphabet="\\{}boxed f7", max_size=60), st.text(alphabet="}{ab\\ $.4", max_size=40))
+def test_text_after_the_last_box_changes_nothing(before: str, after: str) -> None:
+    closed = before + r"\boxed{7}"
+    assert extract_answer(closed + after) == "7"
+
+
+@given(st.text(max_size=60), st.text(alphabet="ab{ 1+", max_size=20))
+def test_an_unclosed_last_box_is_no_answer(before: str, cut: str) -> None:
+    assert extract_answer(before + r"\boxed{5} and \boxed{" + cut) is None
 
 
 @given(st.text(alphabet="\\{}boxed a", max_size=60))

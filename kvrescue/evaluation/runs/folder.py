@@ -12,6 +12,8 @@ time: a lock says so to a second one.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import gzip
 import json
@@ -113,25 +115,19 @@ class RunWriter:
     ) -> None:
         self.path = Path(path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path / _LOCK)
+            with contextlib.ExitStack() as files:
+                self.path.mkdir(parents=True, exist_ok=True)
+                files.enter_context(_locked(self.path / _LOCK))
+                _write_plan(self.path, problems, list(settings))
+                with _cut_to_whole_lines(self.path / _SESSIONS) as file:
+                    _append(file, json.dumps(session))
+                self._records = files.enter_context(_cut_to_whole_lines(self.path / _RECORDS))
+                self.known = [r for r in _records(self.path / _RECORDS) if r.failure is None]
+                """What came to an end in earlier sessions."""
+                self._files = files.pop_all()
         except OSError as error:
             raise _unusable(self.path, error) from error
-        try:
-            _write_plan(self.path, problems, list(settings))
-            with _cut_to_whole_lines(self.path / _SESSIONS) as file:
-                _append(file, json.dumps(session))
-            self._records = _cut_to_whole_lines(self.path / _RECORDS)
-        except OSError as error:
-            self._lock.close()
-            raise _unusable(self.path, error) from error
-        except BaseException:
-            self._lock.close()
-            raise
-        self.done = {
-            record.identity for record in _records(self.path / _RECORDS) if record.failure is None
-        }
-        """Identities of what came to an end."""
+        self.done = {record.identity for record in self.known}
 
     def write(self, record: Record, events: Iterable[Event] = ()) -> None:
         """Keep a record, and its events first, so that a record's trace is never missing."""
@@ -147,8 +143,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Give the folder free; closing twice is fine."""
-        self._records.close()
-        self._lock.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -225,7 +220,10 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _append(file: BinaryIO, line: str) -> None:
-    file.write(line.encode() + b"\n")
+    whole = line.encode() + b"\n"
+    written = file.write(whole)
+    if written != len(whole):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(file.fileno())
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvrescue.errors import ConfigError
-from kvrescue.evaluation.problems import GradingRule, Problem
+from kvrescue.evaluation.grading.exact import grade_exact
+from kvrescue.evaluation.grading.grade import GradingRule
+from kvrescue.evaluation.problems import Problem
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.trajectories import settings as columns
@@ -130,9 +132,9 @@ def collect(
 ) -> Report:
     """Read runs and traces into one report.
 
-    A problem of several sources is one: the same question and right answer. A trace knows no right
-    answer, so its answers are judged only where a run tells the one of the same question, and only
-    by the letter; what needs the rules of grading stays ungraded.
+    A problem of several sources is one: the same question and right answer. A trace's answers are
+    judged only where a run tells the right one of the same question: whole numbers by their rule,
+    mathematics by the letter (what differs stays ungraded: its rules need processes of their own).
 
     Args:
         runs: each with its settings as columns.
@@ -282,13 +284,17 @@ def _of_trace(trajectory: Trajectory, entry: _Entry) -> dict[str, Any]:
 
 
 def _judged(trajectory: Trajectory, entry: _Entry) -> str:
-    if trajectory.solution is None:
+    solution, gold = trajectory.solution, entry.gold
+    if solution is None:
         return "unfinished"
-    if entry.gold is None:
+    if gold is None:
         return "ungraded"
-    if trajectory.solution.answer == entry.gold:
-        return "correct"
-    return "wrong" if entry.rule == "exact" else "ungraded"
+    if entry.rule is GradingRule.EXACT:
+        try:
+            return "correct" if grade_exact(solution.text, gold).correct else "wrong"
+        except ConfigError:  # the right answer is no whole number
+            pass
+    return "correct" if solution.answer == gold else "ungraded"
 
 
 def _uses(trajectory: Trajectory) -> dict[str, dict[str, int]]:

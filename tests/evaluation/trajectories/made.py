@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvrescue.config import load_config
+from kvrescue.evaluation.grading.grade import GradingRule
 from kvrescue.evaluation.methods import Method
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.folder import RunWriter
@@ -166,10 +167,12 @@ def settings_of(
     return {method: setting_of(config, method, 2, budget, seed) for method in methods}
 
 
-def problems_of(names: Mapping[str, tuple[str, str]]) -> ProblemSet:
+def problems_of(
+    names: Mapping[str, tuple[str, str]], rule: GradingRule = GradingRule.EXACT
+) -> ProblemSet:
     """A problem set: question and right answer by id."""
     problems = (Problem(name, *told) for name, told in names.items())
-    return ProblemSet("made", tuple(problems), "exact")
+    return ProblemSet("made", tuple(problems), rule)
 
 
 def write_run(

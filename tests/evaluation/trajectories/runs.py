@@ -7,6 +7,7 @@ from pathlib import Path
 from kvrescue import Rescue
 from kvrescue.config import load_config
 from kvrescue.evaluation.bill import bills
+from kvrescue.evaluation.grading.grade import GradingRule
 from kvrescue.evaluation.methods import Method
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.folder import RunWriter
@@ -24,7 +25,7 @@ def tiny_problems(count: int) -> ProblemSet:
     """Shopping bills of the test split."""
     found = enumerate(bills("test", 0, count))
     problems = tuple(Problem(f"bill-{i}", bill.question, str(bill.answer)) for i, bill in found)
-    return ProblemSet("tiny", problems, "exact")
+    return ProblemSet("tiny", problems, GradingRule.EXACT)
 
 
 def record_tiny_run(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrescue.errors import ConfigError
+from kvrescue.evaluation.grading.grade import GradingRule
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.record import Failure
 from kvrescue.evaluation.trajectories.data import collect
@@ -183,15 +184,28 @@ class TestTraces:
         assert report.chunks[0]["trajectories"][0]["saved"] is None  # the limit is not told
         assert [diff[3] for diff in report.chunks[0]["diffs"]] == ["none"] * 3
 
-    def test_beside_a_run_whose_answers_judge_it(self, run: Run, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("rule", "gold", "outcomes"),
+        [
+            (GradingRule.EXACT, "2", ["correct", "correct", "wrong", "unfinished"]),
+            (GradingRule.MATH, "2", ["correct", "ungraded", "ungraded", "unfinished"]),
+            (GradingRule.EXACT, "x", ["ungraded", "ungraded", "ungraded", "unfinished"]),
+        ],
+    )
+    def test_beside_a_run_whose_answers_judge_it(
+        self, tmp_path: Path, rule: GradingRule, gold: str, outcomes: list[str]
+    ) -> None:
+        problems = problems_of({"one": ("1 + 1?", gold)}, rule)
+        run = Run.read(write_run(tmp_path / "run", problems, SETTINGS, {}))
         asked = Question("1 + 1?")
-        right, wrong = solved(asked, "2"), solved(asked, "3", seed=1)
-        cut = solved(asked, "2", seed=2)[:-1]
-        report = collect([run], [self.trace(tmp_path / "t.jsonl", right, wrong, cut)])
-        assert list(cells(report)) == ["one", "two"]
-        assert [cell[0] for cell in cells(report)["one"][2:]] == [
-            *("correct", "wrong", "unfinished"),
+        runs = [
+            told(asked, [[Drawn("base", rf"\boxed{{{answer}}}", 1.0)]], answer=answer, seed=seed)
+            for seed, answer in enumerate(["2", "+2", "3", "2"])
         ]
+        path = self.trace(tmp_path / "t.jsonl", *runs[:3], runs[3][:-1])
+        report = collect([run], [path])
+        assert list(cells(report)) == ["one"]
+        assert [cell[0] for cell in cells(report)["one"][2:]] == outcomes
 
     def test_numbers_that_json_lacks(self, tmp_path: Path) -> None:
         pool = [Drawn("base", "x", verdict=entropy(float("nan"), 1, float("inf"))), *STEP]

@@ -1,0 +1,116 @@
+"""Equality of expressions: latex2sympy reads them, sympy compares them.
+
+Nothing here limits time or memory: a worker process does, which may be killed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+import sympy
+from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+from kvrescue.evaluation.grading.numbers import TOLERANCE
+
+__all__ = ["same_equation", "same_expression"]
+
+_READING: Final = ConversionConfig(lowercase_symbols=False)
+_WORD: Final = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
+_IN_A_BASE: Final = re.compile(r"\d_")
+_NEARLY_ZERO: Final = 1e-9
+
+
+def same_expression(a: str, b: str) -> bool:
+    """Whether two normalised texts are one expression in other forms.
+
+    Numbers count as equal within the relative tolerance of `numbers`, but for those with pi or e:
+    a decimal never stands for these. False where a text cannot be read, is a word, or is a numeral
+    in another base (which the reader would take for a decimal one).
+    """
+    left, right = _read(a), _read(b)
+    if left is None or right is None:
+        return False
+    if isinstance(left, sympy.core.relational.Relational):
+        return _same_relation(left, right)
+    if left == right:
+        return True
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return False
+    return _is_zero(left - right) or _close(left, right)
+
+
+def same_equation(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """Whether two equations, as (left, right), have the same solutions: one is a multiple of the
+    other, whichever side its terms stand on."""
+    sides = [_read(side) for side in (*a, *b)]
+    if not all(isinstance(side, sympy.Expr) for side in sides):
+        return False
+    left, right, other_left, other_right = sides
+    return _same_zeros(left - right, other_left - other_right)
+
+
+def _read(text: str) -> Any:
+    """The sympy object of a text, or None."""
+    if not text or _WORD.search(text) or _IN_A_BASE.search(text):
+        return None
+    try:
+        found = latex2sympy(text, conversion_config=_READING)
+    except MemoryError:
+        raise
+    except Exception:  # the parser's own, sympy's, recursion: whatever cannot be read
+        return None
+    if isinstance(found, sympy.Expr | sympy.core.relational.Relational):
+        return _decimals_as_fractions(found)
+    return found if isinstance(found, sympy.Basic) else None
+
+
+def _decimals_as_fractions(found: Any) -> Any:
+    exact = {number: sympy.Rational(str(number)) for number in found.atoms(sympy.Float)}
+    return found.xreplace(exact).doit() if exact else found.doit()
+
+
+def _is_zero(difference: Any) -> bool:
+    """Whether an expression vanishes, with `i` as a symbol or as the imaginary unit."""
+    for form in (difference, difference.subs(sympy.Symbol("i"), sympy.I)):
+        if form.equals(0) or sympy.simplify(form) == 0:
+            return True
+        if not form.has(sympy.Symbol("i")):
+            break
+    return False
+
+
+def _close(left: Any, right: Any) -> bool:
+    """Whether two numbers are close enough; those with pi or e must be equal."""
+    if left.free_symbols or right.free_symbols or left.has(sympy.pi, sympy.E, sympy.exp):
+        return False
+    if right.has(sympy.pi, sympy.E, sympy.exp):
+        return False
+    values = [complex(side.evalf(20)) for side in (left, right)]
+    if any(abs(value.imag) > _NEARLY_ZERO for value in values):
+        return False
+    return math.isclose(values[0].real, values[1].real, rel_tol=float(TOLERANCE))
+
+
+def _same_zeros(left: Any, right: Any) -> bool:
+    if _is_zero(left - right) or _is_zero(left + right):
+        return True
+    if left == 0 or right == 0:
+        return False
+    ratio = sympy.simplify(left / right)
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+
+
+def _same_relation(left: Any, right: Any) -> bool:
+    if not isinstance(right, sympy.core.relational.Relational):
+        return False
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
+        return _same_zeros(left.lhs - left.rhs, right.lhs - right.rhs)
+    if left.canonical == right.canonical:
+        return True
+    other = right if left.rel_op == right.rel_op else right.reversed
+    if left.rel_op != other.rel_op:
+        return False
+    return _is_zero((left.lhs - left.rhs) - (other.lhs - other.rhs))

@@ -1,0 +1,73 @@
+"""Worker processes: every message arrives once, and whatever ends them is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import pytest
+
+from kvrescue.errors import ConfigError, KVRescueError, WorkerError
+from kvrescue.evaluation.workers import in_workers
+from tests.evaluation.work import count_up, misbehave
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("workers", "tasks"), [(1, 3), (2, 5), (4, 2)])
+def test_every_message_arrives_once_and_in_order(workers: int, tasks: int) -> None:
+    given = [(100 * number, number) for number in range(tasks)]
+    got: dict[int, list[object]] = {number: [] for number in range(tasks)}
+    ended = []
+    for found in in_workers(count_up, given, workers):
+        if found.done:
+            ended.append(found.task)
+        else:
+            assert found.task not in ended
+            got[found.task].append(found.message)
+    assert sorted(ended) == list(range(tasks))
+    for number, (start, count) in enumerate(given):
+        assert got[number] == [(start, start + i) for i in range(count)]
+
+
+def test_no_task_no_worker() -> None:
+    assert list(in_workers(count_up, [], 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "text"),
+    [
+        ("typed", ConfigError, "budget = 0: at least 1"),
+        ("untyped", ValueError, "plain"),
+        ("unsendable", KVRescueError, "ValueError: with a lambda"),
+        ("killed", WorkerError, "killed by SIGKILL"),
+        ("exit", WorkerError, "exit code 3"),
+    ],
+)
+def test_how_a_task_ends_is_told_and_the_others_end_with_it(
+    task: str, kind: type[Exception], text: str
+) -> None:
+    pids: list[object] = []
+
+    def run() -> None:
+        pids.extend(found.message for found in in_workers(misbehave, ["endless", task], 2))
+
+    with pytest.raises(kind, match=text):
+        run()
+    assert pids
+    assert not any(isinstance(pid, int) and alive(pid) for pid in pids)
+
+
+def test_leaving_early_ends_the_workers_at_once() -> None:
+    started = time.monotonic()
+    with contextlib.closing(in_workers(misbehave, ["endless", "endless"], 2)) as found:
+        pids = [next(found).message for _ in range(2)]
+    assert time.monotonic() - started < 600  # the tasks would take an hour
+    assert all(isinstance(pid, int) and not alive(pid) for pid in pids)

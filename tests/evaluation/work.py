@@ -1,0 +1,36 @@
+"""Work for worker processes in tests: importable, and without models."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from kvrescue.errors import ConfigError
+
+
+def count_up(task: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yields (start, start + i) for i in range(count)."""
+    start, count = task
+    for i in range(count):
+        yield start, start + i
+
+
+def misbehave(task: str) -> Iterator[object]:
+    """Yields its own process id, then does what the task says."""
+    yield os.getpid()
+    if task == "typed":
+        raise ConfigError("budget = 0: at least 1")
+    if task == "untyped":
+        raise ValueError("plain")
+    if task == "unsendable":
+        error = ValueError("with a lambda")
+        error.extra = lambda: None  # type: ignore[attr-defined]
+        raise error
+    if task == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "exit":
+        os._exit(3)
+    if task == "endless":
+        time.sleep(3600)
