@@ -21,6 +21,7 @@ from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.runs.work import Task, solve_task
 from kvrescue.evaluation.workers import in_workers
 from kvrescue.events import Event
+from kvrescue.faults import whole_number
 from kvrescue.options import SECRETS
 
 __all__ = ["Progress", "RunOptions", "run_plan"]
@@ -32,7 +33,11 @@ _PIECE: Final = 4
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a plan is carried out; nothing here changes what is measured."""
+    """How a plan is carried out; nothing here changes what is measured.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
 
     workers: int = 1
     """Processes."""
@@ -42,6 +47,13 @@ class RunOptions:
     """Problems, from the first, whose events are kept (for the first seed)."""
     most_failures: int = 10
     """Failed problems in a row that end the run; the others are told and tried again next time."""
+
+    def __post_init__(self) -> None:
+        whole_number("workers", self.workers, least=1)
+        whole_number("traces", self.traces, least=0)
+        whole_number("most-failures", self.most_failures, least=1)
+        if self.in_flight is not None:
+            whole_number("in-flight", self.in_flight, least=1)
 
 
 @dataclass(frozen=True)
@@ -126,8 +138,7 @@ def _tasks(
         flying = options.in_flight
         tiny = plan.problems.name.startswith("tiny")
         if flying is None:
-            flying = _TINY_AT_ONCE // setting.n if tiny else setting.config.concurrency
-        flying = max(1, flying)
+            flying = max(1, _TINY_AT_ONCE // setting.n) if tiny else setting.config.concurrency
         size = flying if tiny else flying * _PIECE
         config = setting.config.model_copy(update={"concurrency": flying})
         for start in range(0, len(missing), size):
