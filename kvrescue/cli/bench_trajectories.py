@@ -20,8 +20,14 @@ def trajectories(
         Path | None, typer.Argument(help="Another run, to compare the first one with.")
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE.html", help="Where the page goes.")
-    ] = Path("trajectories.html"),
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="Where the page goes (default: trajectories.html in the run's folder).",
+        ),
+    ] = None,
     trace: Annotated[
         list[Path] | None,
         typer.Option(
@@ -46,6 +52,8 @@ def trajectories(
     if not folders and not trace:
         raise InputError("no trajectories: name the folder of a run, or a trace with --trace")
     report = collect([Run.read(folder) for folder in folders], trace or ())
+    if out is None:
+        out = (run or Path()) / "trajectories.html"
     size = write_page(report, out)
     told = {
         "path": str(out),

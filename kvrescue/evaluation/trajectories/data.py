@@ -90,7 +90,8 @@ class _Sources:
         self.names.append(run.path.resolve().name)
         self.about.append({"kind": "run", "problems": run.problems.describe()})
         first = len(self.columns)
-        self.columns += [columns.of_run(source, setting) for setting in run.settings.values()]
+        settings = columns.in_order(run.settings.values())
+        self.columns += [columns.of_run(source, setting) for setting in settings]
         for problem in run.problems:
             entry = self._entry(problem, run.problems.rule)
             for place in range(first, len(self.columns)):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from kvrescue.config import RescueConfig
-from kvrescue.evaluation.methods import EVICTED, Method
+from kvrescue.evaluation.methods import EVICTED, METHODS, Method
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.trajectories.trace import Caps
 
-__all__ = ["Column", "of_run", "of_trace", "with_baselines", "with_labels"]
+__all__ = ["Column", "in_order", "of_run", "of_trace", "with_baselines", "with_labels"]
 
 _NAMES: Final[dict[Method, str]] = {
     "full_kv": "full KV",
@@ -23,6 +23,9 @@ _NAMES: Final[dict[Method, str]] = {
     "interleaved": "interleaved",
     "kv_rescue": "KV-Rescue",
 }
+
+_KINDS: Final = ("method", "budget", "n", "seed", "take")
+"""What a label tells, in its order."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Column:
     key: str
     """Of the setting; within its source."""
     facts: dict[str, str]
-    """Its parts by name, in the order of a label."""
+    """Its parts by name."""
     proposers: tuple[str, ...] = ()
     caps: Caps = field(default_factory=Caps)
     about: tuple[str, ...] = ()
@@ -59,6 +62,13 @@ class Column:
             "about": list(self.about),
             "baseline": self.baseline,
         }
+
+
+def in_order(settings: Iterable[Setting]) -> list[Setting]:
+    """By method, as the paper's tables have them, then by budget, N and seed."""
+    return sorted(
+        settings, key=lambda s: (METHODS.index(s.method), s.budget or 0, s.n, s.seed, s.key)
+    )
 
 
 def of_run(source: int, setting: Setting) -> Column:
@@ -113,7 +123,7 @@ def _evicts_like(column: Column) -> tuple[object, ...]:
 
 def with_labels(columns: Sequence[Column], sources: Sequence[str]) -> list[Column]:
     """The columns with labels; the short ones leave out what all have in common."""
-    kinds = list(dict.fromkeys(kind for column in columns for kind in column.facts))
+    kinds = [kind for kind in _KINDS if any(kind in column.facts for column in columns)]
     varying = [
         kind for kind in kinds if len({column.facts.get(kind) for column in columns}) > 1
     ] or kinds[:1]

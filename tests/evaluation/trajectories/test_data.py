@@ -117,6 +117,18 @@ def test_a_setting_at_another_budget_is_no_baseline(tmp_path: Path) -> None:
     assert index["problems"][1]["cells"] == [None, None]
 
 
+def test_settings_stand_in_the_order_of_the_tables(tmp_path: Path) -> None:
+    shuffled = settings_of(("kv_rescue", "helper", "best_of_n", "full_kv"))
+    run = Run.read(write_run(tmp_path / "run", PROBLEMS, shuffled, {}))
+    index = collect([run]).index
+    assert [setting["label"] for setting in index["settings"]] == [
+        "full KV · N 2 · seed 0",
+        "helper · N 2 · seed 0",
+        "evicted best of N · budget 16 · N 2 · seed 0",
+        "KV-Rescue · budget 16 · N 2 · seed 0",
+    ]
+
+
 def test_a_record_without_a_trace_keeps_its_text(tmp_path: Path) -> None:
     path = tmp_path / "run"
     events = {("kv_rescue", "one"): solved(ONE, "2")}

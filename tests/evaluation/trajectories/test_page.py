@@ -230,6 +230,17 @@ class TestCommand:
             f"{out}: 1 problem, 2 settings, 2 trajectories, 2 of them with their steps\n"
         )
 
+    def test_where_it_goes_unless_told(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trace = tmp_path / "t.jsonl"
+        TraceWriter(trace).close()
+        monkeypatch.chdir(tmp_path)
+        assert self.run(str(folder)).exit_code == 0
+        assert self.run("--trace", str(trace)).exit_code == 0
+        assert "trajectories.html" in {path.name for path in folder.iterdir()}
+        assert Scripts((tmp_path / "trajectories.html").read_text()).data("index")["problems"] == []
+
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
         [
