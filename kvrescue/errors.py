@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 __all__ = [
     "COMPONENT_FAILURES",
@@ -26,6 +26,8 @@ __all__ = [
     "PolicyError",
     "ScorerError",
     "UnknownNameError",
+    "WorkerError",
+    "located",
     "nearest",
 ]
 
@@ -88,7 +90,7 @@ class DependencyError(KVRescueError):
 
 
 class PolicyError(KVRescueError):
-    """A policy failed while proposing or committing."""
+    """A policy failed while it was built, proposed or committed."""
 
     exit_code = 8
 
@@ -98,7 +100,7 @@ class NonFiniteLogitsError(PolicyError):
 
 
 class ScorerError(KVRescueError):
-    """A scorer returned the wrong number of scores, a non-finite score or one outside [0, 1]."""
+    """A scorer failed, or returned the wrong number of scores or one that is not in [0, 1]."""
 
     exit_code = 9
 
@@ -116,6 +118,29 @@ class CapacityError(KVRescueError):
 
 
 class EvictorError(KVRescueError):
-    """An evictor got a malformed `KVSlice` or returned scores of the wrong shape or value."""
+    """An evictor failed, or got a malformed `KVSlice`, or returned wrong scores."""
 
     exit_code = 12
+
+
+class WorkerError(KVRescueError):
+    """A worker process of `demo` ended before its work: killed, or out of memory."""
+
+    exit_code = 13
+
+
+E = TypeVar("E", bound=KVRescueError)
+
+
+def located(where: str, error: E) -> E:
+    """An error with the same class and cause, whose message begins with where it happened.
+
+    A new one, because several may wait for the same failure, each somewhere else.
+    """
+    message = str(error)
+    if message.startswith(where):
+        return error
+    found = type(error).__new__(type(error), f"{where}: {message}")  # whatever its constructor asks
+    found.__dict__.update(error.__dict__)
+    found.__cause__, found.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return found.with_traceback(error.__traceback__)

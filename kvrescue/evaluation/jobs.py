@@ -12,14 +12,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from kvrescue.config import load_config
-from kvrescue.errors import KVRescueError
+from kvrescue.errors import WorkerError
 from kvrescue.evaluation.bill import Bill
 from kvrescue.evaluation.methods import BASE, HELPER, Method, compose
 from kvrescue.parts import Parts
@@ -95,6 +95,7 @@ def run_jobs(
         progress: called with each finished piece of a job.
 
     Raises:
+        WorkerError: a worker process was killed.
         KVRescueError: whatever a job raises; the others are given up.
     """
     pieces = [(number, piece) for number, job in enumerate(jobs) for piece in job.split()]
@@ -170,21 +171,37 @@ def _in_processes(pieces: Sequence[Piece], workers: int) -> Iterator[tuple[Piece
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    started: set[Any] = set()
     try:
         with _deaf_children():
             futures = {executor.submit(_run_in_worker, piece[1]): piece for piece in pieces}
+            started = set(multiprocessing.active_children()) - before
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
-        raise KVRescueError(
-            "a worker process ended unexpectedly (out of memory?): try --workers 1"
-        ) from error
+        raise _ended(started, workers) from error
     except BaseException:
         for child in set(multiprocessing.active_children()) - before:
             child.kill()  # one that is still starting is deaf to anything less
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _ended(started: Iterable[Any], workers: int) -> WorkerError:
+    """What became of worker processes of which one ended: the pool then terminates the others."""
+    others = (None, 0, -signal.SIGTERM)
+    dead = [process for process in started if process.exitcode not in others]
+    who = "one of them"
+    if dead:
+        code = dead[0].exitcode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        who = f"process {dead[0].pid}, {how}"
+    fewer = f"--workers {workers // 2}, or " if workers > 3 else ""
+    return WorkerError(
+        f"a worker process of {workers} ended before its work ({who}): if the system ran out of "
+        f"memory, try {fewer}--workers 1, which does everything in this process"
+    )
 
 
 @contextlib.contextmanager
