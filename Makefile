@@ -1,14 +1,16 @@
 # `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm.
+# `make test-browser` adds playwright to .venv and drives a Chromium that is installed already.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BROWSER_READY := $(VENV)/.ready-browser
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm demo test test-vllm lint types check bench clean
+.PHONY: setup setup-vllm demo test test-browser test-vllm lint types check bench clean
 
 setup: $(READY)
 
@@ -37,6 +39,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+$(BROWSER_READY): $(READY)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[browser]'
+	touch $(BROWSER_READY)
+
+test-browser: $(BROWSER_READY)
+	$(BIN)/python -m pytest -n 2 tests/browser
 
 # Processes hold their engines until they end, so a file's tests stay in one of them.
 test-vllm: setup-vllm

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 __all__ = [
     "COMPONENT_FAILURES",
@@ -28,6 +28,7 @@ __all__ = [
     "ScorerError",
     "UnknownNameError",
     "WorkerError",
+    "located",
     "nearest",
 ]
 
@@ -90,7 +91,7 @@ class DependencyError(KVRescueError):
 
 
 class PolicyError(KVRescueError):
-    """A policy failed while proposing or committing."""
+    """A policy failed while it was built, proposed or committed."""
 
     exit_code = 8
 
@@ -100,7 +101,7 @@ class NonFiniteLogitsError(PolicyError):
 
 
 class ScorerError(KVRescueError):
-    """A scorer returned the wrong number of scores, a non-finite score or one outside [0, 1]."""
+    """A scorer failed, or returned the wrong number of scores or one that is not in [0, 1]."""
 
     exit_code = 9
 
@@ -118,7 +119,7 @@ class CapacityError(KVRescueError):
 
 
 class EvictorError(KVRescueError):
-    """An evictor got a malformed `KVSlice` or returned scores of the wrong shape or value."""
+    """An evictor failed, or got a malformed `KVSlice`, or returned wrong scores."""
 
     exit_code = 12
 
@@ -133,3 +134,20 @@ class RunError(KVRescueError):
     """The folder of an evaluation run cannot be used, is damaged, or belongs to another run."""
 
     exit_code = 14
+
+
+E = TypeVar("E", bound=KVRescueError)
+
+
+def located(where: str, error: E) -> E:
+    """An error with the same class and cause, whose message begins with where it happened.
+
+    A new one, because several may wait for the same failure, each somewhere else.
+    """
+    message = str(error)
+    if message.startswith(where):
+        return error
+    found = type(error).__new__(type(error), f"{where}: {message}")  # whatever its constructor asks
+    found.__dict__.update(error.__dict__)
+    found.__cause__, found.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return found.with_traceback(error.__traceback__)

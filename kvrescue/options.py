@@ -23,12 +23,15 @@ SECRETS = "secrets"
 """Context of a dump that is not to be seen: keys are then part of it. Otherwise they are left out.
 """
 
+_CONFIG = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+"""A dump keeps infinities and NaN, wherever they stand: it is read back."""
+
 if TYPE_CHECKING:
 
     class Options(BaseModel):
         """See below; type checkers need not know of the metaclass."""
 
-        model_config = ConfigDict(frozen=True, extra="forbid")
+        model_config = _CONFIG
 
 else:
 
@@ -52,7 +55,7 @@ else:
     class Options(BaseModel, metaclass=_TypedErrors):
         """Frozen, closed options. Raises ConfigError (field, value, reason) when called wrongly."""
 
-        model_config = ConfigDict(frozen=True, extra="forbid")
+        model_config = _CONFIG
 
         @field_validator("*", mode="before")
         @classmethod

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvrescue.errors import KVRescueError, PolicyError, ScorerError, located
 from kvrescue.policies.base import Policy, PolicySpec
 from kvrescue.registry import missing_package
 from kvrescue.scorers.base import Scorer, ScorerSpec
@@ -24,12 +25,22 @@ __all__ = ["Parts"]
 
 
 @contextlib.contextmanager
-def _packages(what: str, spec: PolicySpec | ScorerSpec) -> Iterator[None]:
-    """Specs are importable without the packages that their parts need."""
+def _building(what: str, spec: PolicySpec | ScorerSpec, path: str) -> Iterator[None]:
+    """What building raises, as an error of ours that begins with the place in the configuration.
+
+    A package that is missing shows only now: specs are importable without it.
+    """
     try:
         yield
+    except KVRescueError as error:
+        raise located(path, error) from error.__cause__
     except ModuleNotFoundError as error:
-        raise missing_package(f"{what} {spec.kind!r}", error) from error
+        raise located(path, missing_package(f"{what} {spec.kind!r}", error)) from error
+    except Exception as error:
+        failed = PolicyError if isinstance(spec, PolicySpec) else ScorerError
+        raise failed(
+            f"{path}: {what} {spec.kind!r} cannot be built: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass
@@ -39,22 +50,23 @@ class Parts:
     policies: list[tuple[PolicySpec, Policy]] = field(default_factory=list)
     scorers: list[tuple[ScorerSpec, Scorer]] = field(default_factory=list)
 
-    def policy(self, spec: PolicySpec) -> Policy:
-        """The policy of `spec`, built now unless an equal one was."""
+    def policy(self, spec: PolicySpec, path: str = "policy") -> Policy:
+        """The policy of `spec`, built now unless an equal one was; errors begin with `path`, its
+        place in a configuration."""
         for known, policy in self.policies:
             if known == spec:
                 return policy
-        with _packages("policy", spec):
+        with _building("policy", spec, path):
             policy = spec.build()
         self.policies.append((spec, policy))
         return policy
 
-    def scorer(self, spec: ScorerSpec) -> Scorer:
-        """The scorer of `spec`, built now unless an equal one was."""
+    def scorer(self, spec: ScorerSpec, path: str = "scorer") -> Scorer:
+        """The same of a scorer."""
         for known, scorer in self.scorers:
             if known == spec:
                 return scorer
-        with _packages("scorer", spec):
+        with _building("scorer", spec, path):
             scorer = spec.build()
         self.scorers.append((spec, scorer))
         return scorer
@@ -62,7 +74,12 @@ class Parts:
     def proposers(self, config: RescueConfig) -> list[Proposer]:
         """The proposers of a configuration, in order."""
         return [
-            Proposer(self.policy(section.policy), section.candidates, section.detectors, name)
+            Proposer(
+                self.policy(section.policy, f"proposers.{name}.policy"),
+                section.candidates,
+                section.detectors,
+                name,
+            )
             for name, section in config.proposers.items()
         ]
 

@@ -23,7 +23,14 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from kvrescue.errors import ConfigError, DependencyError, PluginError, UnknownNameError, nearest
+from kvrescue.errors import (
+    ConfigError,
+    DependencyError,
+    KVRescueError,
+    PluginError,
+    UnknownNameError,
+    nearest,
+)
 from kvrescue.faults import CONFIG_ERROR, UNKNOWN_NAME, WRONG_VALUE, translated
 
 if TYPE_CHECKING:
@@ -241,6 +248,7 @@ def resolve_component(kind: Kind, value: object) -> BaseModel:
 
     Raises:
         pydantic.ValidationError: every fault found, with its path inside the section.
+        PluginError: the component's own code fails on the options; the cause is kept.
     """
     if isinstance(value, BaseModel):
         if current().accepts(kind, value):
@@ -286,7 +294,14 @@ def resolve_component(kind: Kind, value: object) -> BaseModel:
             name,
         )
     options = {key: item for key, item in section.items() if key != "kind"}
-    return validate(current().load(kind, name), options)
+    try:
+        return validate(current().load(kind, name), options)
+    except (ValidationError, KVRescueError):
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{kind} {name!r} cannot read its options: {type(error).__name__}: {error}"
+        ) from error
 
 
 def validate(model: type[BaseModel], data: object) -> BaseModel:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import SupportsFloat
 
-from kvrescue.errors import KVRescueError, ScorerError
+from kvrescue.errors import KVRescueError, ScorerError, located
 from kvrescue.scorers.base import Scorer
 from kvrescue.tasks import asked_to_stop
 from kvrescue.types import Candidate, Context, Degradation
@@ -49,7 +49,7 @@ async def score_pool(
                 f"the scorer returned {len(given)} scores for {len(firsts)} candidates"
             )
     except Exception as error:
-        typed = typed_error(error)
+        typed = typed_error(scorer, error)
         if not degrade:
             raise typed from typed.__cause__
         degradations.append(Degradation("scorer", str(typed)))
@@ -113,10 +113,14 @@ def fault_of_score(score: object) -> str | None:
     return None
 
 
-def typed_error(error: Exception) -> KVRescueError:
-    """The error itself when it is one of ours, else a `ScorerError` with it as the cause."""
-    if isinstance(error, KVRescueError):
+def typed_error(scorer: Scorer, error: Exception) -> KVRescueError:
+    """A `ScorerError` as it is, another error of ours led by the scorer's name, and anything else
+    as the cause of a `ScorerError`."""
+    if isinstance(error, ScorerError):
         return error
-    typed = ScorerError(f"the scorer failed: {type(error).__name__}: {error}")
+    name = type(scorer).__name__
+    if isinstance(error, KVRescueError):
+        return located(f"the scorer {name}", error)
+    typed = ScorerError(f"the scorer {name} failed: {type(error).__name__}: {error}")
     typed.__cause__ = error
     return typed

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kvrescue.answers import extract_answer
-from kvrescue.errors import ConfigError, KVRescueError, PluginError
+from kvrescue.errors import ConfigError, DetectorError, KVRescueError, PluginError, located
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -160,7 +160,15 @@ class StepwiseSelector:
                 proposer.policy.source, max_step_tokens=self.sampling.max_step_tokens
             )
             for detector in proposer.detectors:
-                detector.check(source)
+                where = f"proposer {proposer.name!r}: detector {detector.kind!r}"
+                try:
+                    detector.check(source)
+                except KVRescueError as error:
+                    raise located(where, error) from error.__cause__
+                except Exception as error:
+                    raise DetectorError(
+                        f"{where}: its check failed: {type(error).__name__}: {error}"
+                    ) from error
 
 
 @dataclass(slots=True)
@@ -230,7 +238,7 @@ class _Trajectory:
         try:
             await self.selector.scorer.release(self.context)
         except Exception as error:
-            typed = typed_error(error)
+            typed = typed_error(self.selector.scorer, error)
             if self.selector.on_scorer_error == "raise":
                 raise typed from typed.__cause__
             self.degradations.append(Degradation("scorer", str(typed)))

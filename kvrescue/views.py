@@ -16,6 +16,7 @@ from kvrescue.errors import (
     InputError,
     KVRescueError,
     PolicyError,
+    located,
 )
 from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
@@ -267,9 +268,9 @@ async def _typed_errors(doing: str, name: str, action: Callable[[str], Awaitable
 
 
 def _typed(doing: str, name: str, error: BaseException) -> Exception:
-    """The error itself when it is one of ours, else a `PolicyError` with it as the cause."""
+    """An error of ours, led by the proposer, or a `PolicyError` with anything else as its cause."""
     if isinstance(error, KVRescueError):
-        return error
+        return located(f"proposer {name!r}", error)
     typed = PolicyError(f"proposer {name!r} failed while {doing}: {type(error).__name__}: {error}")
     typed.__cause__ = error
     return typed

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvrescue.cli import bench_report, bench_run
+from kvrescue.cli import bench_report, bench_run, bench_trajectories
 from kvrescue.cli.console import emit_json, human
 from kvrescue.cli.failures import SubGroup
 from kvrescue.cli.options import Json
@@ -23,6 +23,7 @@ def bench() -> None:
 
 app.command()(bench_run.run)
 app.command()(bench_report.report)
+app.command()(bench_trajectories.trajectories)
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from typing import Any
 
 from kvrescue.cli.console import emit_json
 from kvrescue.cli.engines import EngineName, chosen_engine
@@ -35,6 +37,18 @@ def show_config(
         chosen_source(preset, config), overrides or (), engine=chosen_engine(engine)
     )
     if json:
-        emit_json({"hash": config_hash(resolved), "config": resolved.model_dump(mode="json")})
+        data = _in_json(resolved.model_dump(mode="json"))
+        emit_json({"hash": config_hash(resolved), "config": data})
     else:
         sys.stdout.write(resolved_yaml(resolved))
+
+
+def _in_json(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become texts that a configuration takes for them."""
+    if isinstance(value, dict):
+        return {key: _in_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
+from rich.text import Text
+
+from kvrescue.cli.console import messages
 
 if TYPE_CHECKING:
     from kvrescue.config import RescueConfig
@@ -33,10 +36,13 @@ def prepare_engine(config: RescueConfig) -> None:
     Raises:
         DependencyError: vLLM is missing, or of a version that is not supported.
     """
-    kinds = [section.policy.kind for section in config.proposers.values()]
-    if any(kind.startswith("vllm") for kind in (*kinds, config.scorer.kind)):
-        from kvrescue.policies.vllm.quiet import quiet_vllm
+    policies = [section.policy.kind for section in config.proposers.values()]
+    kinds = [kind for kind in (*policies, config.scorer.kind) if kind.startswith("vllm")]
+    if kinds:
+        from kvrescue.policies.vllm.quiet import quiet_vllm, usable_cache
         from kvrescue.policies.vllm.support import require_installed
 
-        require_installed()
+        require_installed(kinds[0])
         quiet_vllm()
+        if note := usable_cache():
+            messages().print(Text(f"note: {note}", style="yellow"), soft_wrap=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from types import FrameType
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final
 
 import typer
 from pydantic import ValidationError
@@ -19,6 +17,7 @@ from typer.core import TyperGroup
 
 from kvrescue import errors
 from kvrescue.cli.console import emit_json, messages
+from kvrescue.cli.interrupts import INTERRUPTED, TERMINATED, Interruption
 from kvrescue.errors import KVRescueError, nearest
 from kvrescue.faults import translated
 
@@ -27,9 +26,7 @@ __all__ = ["DEBUG_VARIABLE", "CommandGroup", "SubGroup", "exit_codes"]
 DEBUG_VARIABLE: Final = "KVRESCUE_DEBUG"
 
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
-TERMINATED: Final = 143
 
 
 def exit_codes() -> dict[int, str]:
@@ -67,33 +64,42 @@ class CommandGroup(SubGroup):
         if not options.get("standalone_mode", True):
             return super().main(arguments, *rest, **options)
         _forgive_encodings()
+        code = None
+        interruption = Interruption()
         try:
-            with _clean_termination():
+            with interruption:
                 code = super().main(arguments, *rest, **(options | {"standalone_mode": False}))
             sys.stdout.flush()
         except Exception as error:
-            code = _report(error, arguments)
+            if interruption.code is None:
+                code = _report(error, arguments)
+            else:  # what became of it on its way
+                code = interruption.code
+                _show_where(error, arguments)
+        except SystemExit:
+            if interruption.code is None:
+                raise
+            code = interruption.code
+        if interruption.code is not None:
+            # A command that ended nevertheless has printed its document.
+            if code == interruption.code and "--json" in _options(arguments):
+                _emit_error(interruption.kind, interruption.message, code)
+            code = interruption.code
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Nobody reads on; what is still buffered must not fail at exit, either.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_stdout()
             raise typer.Exit(BROKEN_PIPE) from None
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> int:
     """Tell of an error; returns the exit code."""
     if isinstance(error, BrokenPipeError):
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return BROKEN_PIPE
-    options = list(arguments)
-    if "--" in options:
-        options = options[: options.index("--")]
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show(file=sys.stderr)  # type: ignore[attr-defined]
         return USAGE
@@ -104,17 +110,40 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         kind, message, code = type(error).__name__, str(error), error.exit_code
     else:
         kind, message, code = type(error).__name__, str(error) or repr(error), 1
-    if "--json" in options:
-        with contextlib.suppress(OSError):  # a full disk, say: stderr still tells
-            emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
-            sys.stdout.flush()
+    if "--json" in _options(arguments):
+        _emit_error(kind, message, code)
     if not usage and not isinstance(error, KVRescueError):
         message = f"unexpected {kind}: {message} (--debug shows where)"
     for line in message.splitlines():
         messages().print(Text(f"error: {line}", style="red"), soft_wrap=True)
-    if "--debug" in options or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
-        traceback.print_exception(error, file=sys.stderr)
+    _show_where(error, arguments)
     return code
+
+
+def _options(arguments: Sequence[str]) -> Sequence[str]:
+    """Arguments that may be options: what follows -- is none."""
+    found = list(arguments)
+    return found[: found.index("--")] if "--" in found else found
+
+
+def _emit_error(kind: str, message: str, code: int) -> None:
+    try:
+        emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+        sys.stdout.flush()
+    except OSError:  # a full disk, or a reader that went away: stderr still tells
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """Nobody reads on; what is still buffered must not fail at exit, either."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_where(error: BaseException, arguments: Sequence[str]) -> None:
+    """With --debug, where an error comes from."""
+    if "--debug" in _options(arguments) or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def _usage(error: Any) -> str:
@@ -132,32 +161,6 @@ def _usage(error: Any) -> str:
         message = f"{error.param.opts[0]} = {item['input']!r}: {told}"
     help_ = f" (see {context.command_path} --help)" if context is not None else ""
     return f"{message[:1].lower()}{message[1:].removesuffix('.')}{help_}"
-
-
-@contextlib.contextmanager
-def _clean_termination() -> Iterator[None]:
-    """SIGTERM ends the program like Ctrl-C does: with its worker processes, and quietly.
-
-    A second one ends it at once. Somebody else's handler, and a call outside the main thread, where
-    there can be none, are left alone.
-    """
-
-    def end(_: int, __: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise SystemExit(TERMINATED)
-
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    try:
-        signal.signal(signal.SIGTERM, end)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _forgive_encodings() -> None:

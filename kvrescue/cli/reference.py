@@ -25,7 +25,10 @@ comes from. `NO_COLOR=1` turns colours off, and `KVRESCUE_PLUGINS` lists plugins
 by commas.
 
 Every command has `--json`: standard output then holds one JSON document and nothing else. After
-an error it is `{"error": {"type", "message", "exit_code"}}`.
+an error or an interruption it is `{"error": {"type", "message", "exit_code"}}`.
+
+Ctrl-C and SIGTERM cancel the work, end worker processes and free the models; as that may take
+seconds, standard error says `stopping` at once. A second one ends the process on the spot.
 """
 
 _NOTES: Final = {

@@ -30,10 +30,11 @@ def main() -> None:
 
     try:
         tell(stage="import")
-        from kvrescue.policies.vllm.quiet import quiet_vllm
+        from kvrescue.policies.vllm.quiet import quiet_vllm, usable_cache
         from kvrescue.policies.vllm.support import installed_version, require_vllm
 
         quiet_vllm()
+        usable_cache()
         require_vllm()
         tell(imported=installed_version())
         tell(stage="engine")

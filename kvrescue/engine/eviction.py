@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
-from kvrescue.evictors.selection import choose
+from kvrescue.evictors.selection import choose, named
 from kvrescue.evictors.tracking import TrackedCache
 
 __all__ = ["Eviction"]
@@ -63,13 +63,17 @@ class Eviction:
             new = length - tracked if tracked else 0
             if not tracked:  # nothing has left yet: the entries lie in temporal order
                 queries = store.recent_queries(rows, seen)
-                self.tracker.start(_tracked_cache(store, rows, queries, length))
+                with named(self.evictor):
+                    self.tracker.start(_tracked_cache(store, rows, queries, length))
             queries = store.recent_queries(rows, min(new, store.shape.observation))
             cache = _tracked_cache(store, rows, queries, length, new)
             kv = KVSlice(keys=cache.keys, queries=cache.queries)
-            ranks = choose(self.evictor, kv, self.tracker.score(cache), prefix)
+            with named(self.evictor):
+                scores = self.tracker.score(cache)
+            ranks = choose(self.evictor, kv, scores, prefix)
             slots, renamed = _rename(cache.order, ranks)
-            self.tracker.drop(cache, slots, renamed)
+            with named(self.evictor):
+                self.tracker.drop(cache, slots, renamed)
             _move(store, rows, ranks, renamed)
             return
         ranks = self.evictor.select(self._slice(store, rows, length, prefix, seen))
@@ -80,7 +84,8 @@ class Eviction:
         _compact(store, rows, ranks, length)
         if self.tracker:
             queries = store.recent_queries(rows, seen)
-            self.tracker.start(_tracked_cache(store, rows, queries, kept))
+            with named(self.evictor):
+                self.tracker.start(_tracked_cache(store, rows, queries, kept))
 
     def _slice(self, store: SlotStore, rows: slice, length: int, prefix: int, seen: int) -> KVSlice:
         """The rows in temporal order, layers side by side."""

@@ -94,6 +94,7 @@ def run_jobs(
         progress: called with each finished piece of a job.
 
     Raises:
+        WorkerError: a worker process was killed.
         KVRescueError: whatever a job raises; the others are given up.
     """
     pieces = [(number, piece) for number, job in enumerate(jobs) for piece in job.split()]

@@ -66,8 +66,9 @@ def in_workers(
     crew: dict[Connection, _Worker[T, M]] = {}
     try:
         with _deaf_children():
-            for _ in range(min(workers, len(tasks))):
-                worker = _Worker.start(work)
+            count = min(workers, len(tasks))
+            for _ in range(count):
+                worker = _Worker.start(work, count)
                 crew[worker.pipe] = worker
         for worker in list(crew.values()):
             worker.give(next(rest, None))
@@ -91,11 +92,13 @@ def in_workers(
 class _Worker(Generic[T, M]):
     process: BaseProcess
     pipe: Connection
+    crew: int
+    """How many there are."""
     task: int | None = None
     """Place of the task it works on; None when it is idle."""
 
     @classmethod
-    def start(cls, work: Callable[[T], Iterable[M]]) -> _Worker[T, M]:
+    def start(cls, work: Callable[[T], Iterable[M]], crew: int) -> _Worker[T, M]:
         for name, value in _KEEP_MEMORY.items():
             os.environ.setdefault(name, value)
         context = multiprocessing.get_context("spawn")
@@ -103,7 +106,7 @@ class _Worker(Generic[T, M]):
         process = context.Process(target=_main, args=(there, work), daemon=False)
         process.start()
         there.close()  # so that its end is seen here when the process dies
-        return cls(process, here)
+        return cls(process, here, crew)
 
     def give(self, numbered: tuple[int, T] | None) -> None:
         """Hand out a task, or send the worker home."""
@@ -121,8 +124,9 @@ class _Worker(Generic[T, M]):
         except (EOFError, ConnectionError):
             self.process.join(10)
             raise WorkerError(
-                f"a worker process ended unexpectedly ({_end_of(self.process.exitcode)}): if "
-                "memory is short, use fewer workers"
+                f"a worker process of {self.crew} ended before its work (process "
+                f"{self.process.pid}, {_end_of(self.process.exitcode)}): if the system ran out of "
+                f"memory, {_way_out(self.crew)}"
             ) from None
         if kind == "error":
             raise value
@@ -137,11 +141,18 @@ class _Worker(Generic[T, M]):
         self.process.close()
 
 
+def _way_out(workers: int) -> str:
+    if workers == 1:
+        return "free some, or solve fewer problems at once"
+    half = f"--workers {workers // 2}, or " if workers > 3 else ""
+    return f"try {half}--workers 1"
+
+
 def _end_of(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(-exitcode).name}"
-    return f"exit code {exitcode}"
+            return f"by {signal.Signals(-exitcode).name}"
+    return f"with exit code {exitcode}"
 
 
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)

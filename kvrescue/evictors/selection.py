@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from kvrescue.errors import EvictorError
+from kvrescue.errors import EvictorError, KVRescueError
 from kvrescue.evictors.base import Evictor, KVSlice
 
-__all__ = ["PAD", "choose", "select"]
+__all__ = ["PAD", "choose", "named", "select"]
 
 PAD = -1
 """Fills the end of rows that keep fewer entries than others."""
@@ -122,7 +123,9 @@ def _select_dense(evictor: Evictor, kv: KVSlice, prefix: int) -> Tensor:
     if drop <= 0 or rows == 0:
         kept = length if drop <= 0 else prefix + evictor.bound
         return torch.arange(kept, device=device).repeat(rows, heads, 1)
-    return choose(evictor, kv, evictor.score(kv), prefix)
+    with named(evictor):
+        scores = evictor.score(kv)
+    return choose(evictor, kv, scores, prefix)
 
 
 def choose(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int) -> Tensor:
@@ -207,6 +210,17 @@ def _why_not_finite(kv: KVSlice, scores: Tensor, prefix: int) -> str:
 
 def _first_bad(value: Tensor) -> float:
     return float(value[torch.isfinite(value).logical_not()][0])
+
+
+@contextlib.contextmanager
+def named(evictor: Evictor) -> Iterator[None]:
+    """What an evictor's own code raises, as an EvictorError that names it and keeps the cause."""
+    try:
+        yield
+    except KVRescueError:
+        raise
+    except Exception as error:
+        raise EvictorError(f"{_name(evictor)} failed: {type(error).__name__}: {error}") from error
 
 
 def _name(evictor: Evictor) -> str:

@@ -60,7 +60,7 @@ class VLLMPRM(Scorer):
         dtype: DType = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        require_vllm()
+        require_vllm(VLLMPRMSpec.kind)
         from kvrescue.policies.vllm.pooling import PoolingDriver, pooling_config
         from kvrescue.policies.vllm.reward import overrides
         from kvrescue.policies.vllm.start import default_memory, default_type

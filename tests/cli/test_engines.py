@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from kvrescue.config import load_config
 from kvrescue.errors import DependencyError
 from kvrescue.evaluation.demo import DemoPlan
 from kvrescue.evaluation.methods import METHODS, compose
-from kvrescue.policies.vllm.quiet import quiet_vllm
+from kvrescue.policies.vllm.quiet import quiet_vllm, usable_cache
 from tests.cli.run import Ran, fails
 
 
@@ -56,8 +58,13 @@ def test_work_without_vllm_is_refused_before_anything_is_loaded(arguments: list[
     assert "\n" not in message
 
 
+def test_the_reward_model_is_named_by_its_own_kind() -> None:
+    message = fails(7, "DependencyError", "solve", "q", "--set", "scorer.kind=vllm_prm")
+    assert message.startswith("kind 'vllm_prm' needs vLLM")
+
+
 def test_the_same_in_python() -> None:
-    with pytest.raises(DependencyError, match=r"kvrescue\[vllm\]"):
+    with pytest.raises(DependencyError, match=r"^proposers\.base\.policy: .*kvrescue\[vllm\]"):
         Rescue.from_config("tiny", engine="vllm")
 
 
@@ -85,7 +92,8 @@ def test_the_demo_composes_its_methods_on_the_engine() -> None:
 class TestQuiet:
     @pytest.fixture(autouse=True)
     def kept(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        for name in ("VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM", "TORCH_CPP_LOG_LEVEL"):
+        names = ("VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM", "TORCH_CPP_LOG_LEVEL")
+        for name in (*names, "PYTHONWARNINGS"):
             monkeypatch.setenv(name, "")  # so that it is put back
             monkeypatch.delenv(name)
         monkeypatch.setattr(sys, "warnoptions", [])
@@ -104,6 +112,40 @@ class TestQuiet:
             warnings.warn_explicit("old", FutureWarning, "f.py", 1, module="vllm.utils")
             warnings.warn_explicit("old", FutureWarning, "f.py", 1, module="vllmish")
         assert [str(w.message) for w in seen] == ["old"]
+
+    def test_a_process_of_a_quiet_one_is_quiet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """vLLM's ranks get what the environment says; workers of `demo` call it again."""
+        quiet_vllm()
+        said = os.environ["PYTHONWARNINGS"]
+        run = "import warnings; warnings.warn('old', FutureWarning); print('alive')"
+        child = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+        assert (child.stdout, child.stderr) == ("alive\n", "")
+        warnings.resetwarnings()
+        monkeypatch.setattr(sys, "warnoptions", [said])  # as in such a process
+        quiet_vllm()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.warn_explicit("odd", UserWarning, "f.py", 1, module="vllm.utils")
+        assert seen == []
+
+    @pytest.mark.parametrize("variable", ["VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME"])
+    def test_a_cache_that_cannot_be_written(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+    ) -> None:
+        for name in ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME"):
+            monkeypatch.setenv(name, "")  # so that it is put back
+            monkeypatch.delenv(name)
+        file = tmp_path / "file"
+        file.touch()
+        monkeypatch.setenv(variable, str(file / "folder"))
+        told = usable_cache()
+        assert told is not None
+        assert str(file) in told
+        assert "set VLLM_CACHE_ROOT" in told
+        assert "\n" not in told
+        instead = Path(os.environ["VLLM_CACHE_ROOT"])
+        assert instead.is_dir()
+        assert usable_cache() is None
+        assert os.environ["VLLM_CACHE_ROOT"] == str(instead)
 
     def test_what_the_user_has_set_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")

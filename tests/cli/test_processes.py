@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.cli.test_interrupts import SAID
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +72,7 @@ def test_configurations_are_shown_without_the_extras_and_only_building_needs_the
     refused = start(code=hide + run.format(["solve", "q", "--preset", "tiny"]))
     _, errors = refused.communicate(timeout=240)
     assert refused.returncode == 7
-    assert errors.startswith("error: policy 'torch' needs the package")
+    assert errors.startswith("error: proposers.base.policy: policy 'torch' needs the package")
     assert "pip install 'kvrescue[torch]'" in errors
     assert errors.count("\n") == 1
 
@@ -97,7 +100,7 @@ def test_interrupt_keeps_the_trace(
     finally:
         process.kill()
     assert process.returncode == code
-    assert errors == ""
+    assert errors == SAID[sent]
     events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
     assert events[0] == "trajectory_started"
     assert "step_committed" in events
@@ -124,7 +127,36 @@ def test_interrupted_demo_leaves_no_process(sent: signal.Signals, code: int) -> 
     finally:
         process.kill()
     assert process.returncode == code
-    assert errors == ""
+    assert errors == SAID[sent]
+    while any(Path("/proc", child).exists() for child in found):
+        assert time.monotonic() < deadline + 240
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_is_told_with_its_way_out() -> None:
+    process = start("demo", "--problems", "2", "--workers", "4", "--json")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.parent.exists():
+        process.kill()
+        pytest.skip("needs /proc")
+    try:
+        deadline = time.monotonic() + 240
+        found: list[str] = []
+        while len(found) < 5:  # one of them tracks resources
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            found = children.read_text().split()
+        killed = found[-1]
+        os.kill(int(killed), signal.SIGKILL)
+        output, errors = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    error = json.loads(output)["error"]
+    assert (process.returncode, error["type"], error["exit_code"]) == (13, "WorkerError", 13)
+    assert f"process {killed}, by SIGKILL" in error["message"]
+    assert "try --workers 2, or --workers 1" in error["message"]
+    assert errors == f"error: {error['message']}\n"
     while any(Path("/proc", child).exists() for child in found):
         assert time.monotonic() < deadline + 240
         time.sleep(0.05)

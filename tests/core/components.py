@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -40,6 +40,7 @@ class FakeSpec(PolicySpec):
     words: tuple[str, ...] = ("a\n\n", "b\n\n")
     extra: Extra = Extra()
     extras: dict[str, Extra] = Field(default_factory=dict)
+    free: dict[str, Any] = Field(default_factory=dict)
 
     def build(self) -> FakePolicy:
         return FakePolicy(Habits(words=self.words, eos=0.2))

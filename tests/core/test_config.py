@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def example() -> dict[str, Any]:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 words = texts.filter(str.strip)
 positive = st.integers(1, 10**6)
-levels = st.floats(allow_nan=False, allow_infinity=False)
+levels = st.floats(allow_nan=False)
 evictors = st.none() | st.builds(
     lambda b, w, p: {"kind": "oldest", "budget": b, "window": w, "protect_prompt": p},
     positive,
@@ -69,6 +70,7 @@ policies = st.fixed_dictionaries(
     optional={
         "words": st.lists(texts, max_size=3),
         "extras": st.dictionaries(texts, st.fixed_dictionaries({"depth": positive}), max_size=2),
+        "free": st.dictionaries(texts, levels | st.lists(levels, max_size=2), max_size=2),
     },
 )
 detectors = st.fixed_dictionaries({"kind": st.just("fake")}, optional={"level": levels})
@@ -117,6 +119,19 @@ def test_resolved_yaml_loads_back_to_an_equal_configuration(data: dict[str, Any]
     assert resolved_yaml(again) == text
     assert config_hash(again) == config_hash(config)
     assert load(config) == config
+
+
+def test_nan_is_kept_wherever_it_stands() -> None:
+    data = example()
+    data["proposers"]["base"]["policy"]["free"] = {"x": [math.nan, math.inf]}
+    data["scorer"]["level"] = math.nan
+    config = load(data)
+    for again in (load(config), load(yaml.safe_load(resolved_yaml(config)))):
+        assert repr(again) == repr(config)
+        assert config_hash(again) == config_hash(config)
+    assert repr(config).count("nan") == 2
+    data["proposers"]["base"]["policy"]["free"] = {"x": [None, None]}
+    assert config_hash(load(data)) != config_hash(config)
 
 
 def test_resolved_yaml_spells_out_every_default() -> None:

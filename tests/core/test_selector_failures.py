@@ -445,7 +445,7 @@ async def test_a_scorer_that_cannot_release() -> None:
         proposers, scorer, limits=LIMITS, on_scorer_error="degrade"
     ).run(QUESTION)
     assert solution.degradations == (
-        Degradation("scorer", "the scorer failed: BoomError: it broke"),
+        Degradation("scorer", "the scorer FakeScorer failed: BoomError: it broke"),
     )
 
 

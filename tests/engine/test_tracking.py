@@ -12,6 +12,7 @@ from torch import Tensor
 from kvrescue.engine.adapter import ForwardBatch
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
+from kvrescue.errors import EvictorError
 from kvrescue.evictors import RKV, KVSlice
 from kvrescue.evictors._rkv_tracker import RKVTracker
 from kvrescue.evictors.tracking import ScoreTracker, TrackedCache
@@ -97,6 +98,26 @@ def test_tracked_scores_equal_scores_from_scratch(
         dropped, kept = int(eviction.fire(store, 1)[0]), int(store.length[0])
         few += 0 < 4 * dropped <= kept
     assert tracker.compared == few
+
+
+@pytest.mark.parametrize("method", ["start", "score", "drop"])
+def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    def explode(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(RKVTracker, method, explode)
+    evictor = RKV(budget=11, window=9, observation=4, kernel_size=3)
+    eviction = Eviction(evictor)
+    assert eviction.tracker is not None
+    shape = shape_for(evictor, eviction.tracker, LAYERS, HEADS, GROUP, DIM)
+    store = SlotStore(shape, 1, evictor.bound + 1)
+    batch = ForwardBatch(store, np.array([21]), 21)
+    for layer in range(LAYERS):
+        kv = torch.randn(2, 1, HEADS, 21, DIM)
+        batch.record(layer, torch.randn(1, HEADS * GROUP, 21, DIM), kv[0], kv[1])
+    batch.advance()
+    with pytest.raises(EvictorError, match=r"^evictor 'rkv' failed: RuntimeError: boom$"):
+        eviction.fire(store, 1)
 
 
 def test_a_subclass_with_its_own_scores_does_not_inherit_the_tracker() -> None:

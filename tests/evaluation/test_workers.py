@@ -47,8 +47,8 @@ def test_no_task_no_worker() -> None:
         ("typed", ConfigError, "budget = 0: at least 1"),
         ("untyped", ValueError, "plain"),
         ("unsendable", KVRescueError, "ValueError: with a lambda"),
-        ("killed", WorkerError, "killed by SIGKILL"),
-        ("exit", WorkerError, "exit code 3"),
+        ("killed", WorkerError, "by SIGKILL"),
+        ("exit", WorkerError, "with exit code 3"),
     ],
 )
 def test_how_a_task_ends_is_told_and_the_others_end_with_it(

@@ -312,6 +312,23 @@ def test_integer_scores_are_refused() -> None:
         Whole(budget=4, window=2).select(make_slice(1, 12))
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("boom"), EvictorError("own words")])
+def test_an_evictor_that_fails_is_named(raised: Exception) -> None:
+    class Broken(Evictor):
+        kind = "broken"
+
+        def score(self, kv: KVSlice) -> torch.Tensor:
+            raise raised
+
+    with pytest.raises(EvictorError) as caught:
+        Broken(budget=4, window=2).select(make_slice(1, 12))
+    if isinstance(raised, EvictorError):
+        assert caught.value is raised
+    else:
+        assert str(caught.value) == "evictor 'broken' failed: RuntimeError: boom"
+        assert caught.value.__cause__ is raised
+
+
 def test_select_cannot_be_overridden() -> None:
     with pytest.raises(EvictorError, match="implement `score` only"):
 

@@ -268,7 +268,9 @@ async def test_a_broken_detector_fails_its_proposal_alone(policy: LocalPolicy) -
         second.propose(2, step(20), (), [1, 2], 512),
         return_exceptions=True,
     )
-    assert isinstance(bad, ZeroDivisionError)
+    assert isinstance(bad, PolicyError)
+    assert f"detector {FiresAt.kind!r} failed: ZeroDivisionError" in str(bad)
+    assert isinstance(bad.__cause__, ZeroDivisionError)
     assert isinstance(good, list)
     await first.close()
     await second.close()

@@ -14,6 +14,7 @@ import pytest
 
 from kvrescue.evaluation.bill import bill_at
 from kvrescue.events import solution_from_dict
+from tests.cli.test_interrupts import SAID
 
 ROOT = Path(__file__).parents[2]
 QUESTION = bill_at("test", 0, 1).question
@@ -53,6 +54,33 @@ def test_solve() -> None:
     assert helper.physical_length == helper.logical_length == base.logical_length
 
 
+def test_errors_of_the_engine_name_their_place_and_the_right_field() -> None:
+    place = "proposers.base.policy"
+    process = start("solve", "q", "--engine", "vllm", "--set", f"{place}.options.max_model_len=7")
+    output, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, output) == (4, "")
+    assert errors == (
+        f"error: {place}: options.max_model_len = 7 is set by the policy itself: "
+        "write `max_context`\n"
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(file / "folder"))
+    process = start(
+        *("solve", QUESTION, "--engine", "vllm", "--json", "--set", "limits.max_steps=1")
+    )
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert solution_from_dict(json.loads(output)).steps
+    assert errors.startswith(f"note: vLLM's cache folder '{file}/folder' cannot be written")
+    assert errors.count("\n") == 1
+
+
 def test_demo_in_worker_processes() -> None:
     """Spawned processes start the engines they need, share them between jobs, and end."""
     plan = ["--quick", "--problems", "2", "--n", "1", "--workers", "2"]
@@ -72,13 +100,15 @@ def test_doctor_is_content() -> None:
     assert "24 greedy tokens under eviction" in checks["vllm: tiny/base"]["detail"]
 
 
-def interrupted(process: subprocess.Popen[str]) -> None:
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """What it prints on stdout; on stderr it says that it stops, and nothing else."""
     process.send_signal(signal.SIGINT)
     try:
         output, errors = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert (process.returncode, output, errors) == (130, "", "")
+    assert (process.returncode, errors) == (130, SAID[signal.SIGINT])
+    return output
 
 
 def test_ctrl_c_in_the_middle_of_a_step(tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ def test_ctrl_c_in_the_middle_of_a_step(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    interrupted(process)
+    assert json.loads(interrupted(process))["error"]["type"] == "Interrupted"
     events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
     assert events[0] == "trajectory_started"
     assert "trajectory_finished" not in events
@@ -106,7 +136,7 @@ def test_ctrl_c_while_workers_start(seconds: float) -> None:
         time.sleep(0.02)
         found = children(process)
     time.sleep(seconds)
-    interrupted(process)
+    assert interrupted(process) == ""
     while any(Path("/proc", child).exists() for child in found):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -49,8 +49,10 @@ async def test_blocks_are_promised_for_what_a_proposer_draws() -> None:
 async def test_draws_do_not_depend_on_how_a_prompt_is_cut() -> None:
     """vLLM samples after every piece and winds the generator back, which a CPU's cannot."""
     found = []
-    for options in ({}, {"max_num_batched_tokens": 32, "max_num_seqs": 8}):
-        policy = vllm_policy(HELPER, None, {"enable_prefix_caching": False, **options})
+    for options in ({}, {"max_num_batched_tokens": 32}):
+        policy = vllm_policy(
+            HELPER, None, {"enable_prefix_caching": False, **options}, max_live_rows=8
+        )
         view = await policy.open(questions(1)[0], "helper")
         drawn = await view.propose(3, DRAWN, (), [1, 2, 3], 20)
         found.append([candidate.token_ids for candidate in drawn])

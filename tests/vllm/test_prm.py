@@ -263,8 +263,9 @@ def test_checkpoints_that_are_no_reward_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"runner": "generate"}, "options.runner = 'generate' is set by kvrescue"),
-        ({"pooler_config": {}}, "options.pooler_config"),
+        ({"runner": "generate"}, "options.runner = 'generate' is set by the scorer itself"),
+        ({"pooler_config": {}}, "options.pooler_config.*write `convention`"),
+        ({"tokenizer": "x"}, "options.tokenizer = 'x' is set by the scorer itself"),
         ({"enable_prefix_caching": True}, "options.enable_prefix_caching"),
         ({"no_such_option": 1}, "vLLM has no such option"),
         ({"enable_lora": True}, "enable_lora = 'True' is not supported: adapters per request"),

@@ -145,9 +145,10 @@ def cache_of(policy: VLLMPolicy, state: str) -> tuple[Tensor, Tensor, Tensor]:
     paged = driver.llm.model_executor.driver_worker.worker.model_runner.paged
     held = driver.scheduler.held[state]
     blocks = torch.tensor([[b.block_id for b in held.blocks]])
-    keep = held.prefix + policy.engine.evictor.bound if held.evicted else 0
-    due = Due(held.length, 0, held.prefix, held.logical, settled=keep)
-    layers, shift = slice(0, len(paged.caches)), torch.tensor([held.evicted], dtype=torch.int32)
+    account = held.account
+    keep = account.prefix + policy.engine.evictor.bound if account.evicted else 0
+    due = Due(held.length, 0, account.prefix, held.logical, settled=keep)
+    layers, shift = slice(0, len(paged.caches)), torch.tensor([account.evicted], dtype=torch.int32)
     positions, order = paged.positions_of(layers, blocks, shift, due)[:, 0].sort()
     wide = order[..., None].expand(-1, -1, -1, paged.head_dim)
     keys, values = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvrescue.engine.checkpoint import resolve
@@ -17,7 +20,7 @@ from kvrescue.errors import ConfigError, DependencyError, ModelLoadError
 from kvrescue.evictors import H2O, RKV, NoEviction
 from kvrescue.evictors.base import Evictor, KVSlice
 from kvrescue.policies.specs import VLLMPolicySpec, with_interval
-from kvrescue.policies.vllm import refusals, support
+from kvrescue.policies.vllm import pooling, refusals, support
 from kvrescue.policies.vllm.attention import (
     LAYOUTS,
     FusedHeadLayout,
@@ -25,10 +28,11 @@ from kvrescue.policies.vllm.attention import (
     TransposedKeyLayout,
     capture,
 )
-from kvrescue.policies.vllm.options import evictor_of, pack
+from kvrescue.policies.vllm.options import OWNED, evictor_of, pack
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from kvrescue.policies.vllm.selftest import find_layout
 from kvrescue.policies.vllm.start import engine_config
+from kvrescue.scorers.specs import VLLMPRMSpec
 from tests.policies.parts import BASE
 from tests.vllm.parts import vllm_policy
 
@@ -181,8 +185,23 @@ def test_options_reach_vllm_and_are_checked() -> None:
     assert config(block_size=64).cache_config.block_size == 64
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         config(enable_prefix_caching=True)
-    with pytest.raises(ConfigError, match="set by kvrescue"):
+    with pytest.raises(ConfigError, match="set by the policy itself: kvrescue needs its own"):
         config(scheduler_cls="x.Y")
+
+
+def test_what_a_policy_owns_is_refused_with_where_to_say_it() -> None:
+    known = {field.name for field in fields(EngineArgs)}
+    assert known >= OWNED.keys()
+    for name, advice in OWNED.items():
+        with pytest.raises(ConfigError) as caught:
+            config(**{name: 7})
+        assert str(caught.value) == f"options.{name} = 7 is set by the policy itself: {advice}"
+        for field in re.findall(r"write `(\w+)`$", advice):
+            assert field in VLLMPolicySpec.model_fields
+    for name, advice in pooling._OURS.items():
+        assert name in known
+        for field in re.findall(r"write `(\w+)`$", advice):
+            assert field in VLLMPRMSpec.model_fields
 
 
 @pytest.mark.parametrize(
@@ -196,8 +215,8 @@ def test_options_reach_vllm_and_are_checked() -> None:
         ({"speculative_config": 5}, r"speculative_config = 5 is not supported"),
         ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size = 2 is not.*use tensor_parallel"),
         ({"tensor_parallel_size": 0}, r"options\.tensor_parallel_size = 0: vLLM refuses it"),
-        ({"max_num_seqs": "a"}, r"max_num_seqs = 'a'"),
-        ({"seed": "x"}, r"seed = 'x'"),
+        ({"max_num_batched_tokens": "a"}, r"max_num_batched_tokens = 'a'"),
+        ({"max_logprobs": "x"}, r"max_logprobs = 'x'"),
         ({"kv_cache_dtype": "nope"}, r"kv_cache_dtype = 'nope'"),
         ({"distributed_executor_backend": "nope"}, r"distributed_executor_backend = 'nope' is not"),
         ({"hf_overrides": "x"}, r"hf_overrides = 'x'"),

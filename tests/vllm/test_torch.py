@@ -90,7 +90,7 @@ async def test_a_prompt_in_chunks_is_evicted_as_a_whole() -> None:
     """Law 6: nothing is evicted between the chunks that a scheduler cuts a prompt into."""
     evictor = RKV(**NARROW)
     ours = vllm_policy(
-        BASE, evictor, {"max_num_batched_tokens": 32, "max_num_seqs": 8}, max_context=1024
+        BASE, evictor, {"max_num_batched_tokens": 32}, max_context=1024, max_live_rows=8
     )
     asked = [Question(q.text * 3) for q in questions(3)]
     await compare(ours, torch_policy(BASE, evictor), asked, 30)

@@ -20,6 +20,7 @@ from vllm.v1.executor import Executor
 
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, PolicyError
 from kvrescue.policies.vllm.messages import Ticket
+from kvrescue.policies.vllm.quiet import deaf
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
 
@@ -134,6 +135,8 @@ class EngineDriver(abc.ABC, Generic[T]):
         except Exception as error:
             raise _not_started(name, vllm_config, error) from error
         self._finalizer = _own_shutdown(self, self.llm.engine_core)
+        if vllm_config.parallel_config.distributed_executor_backend == "mp":
+            self.llm.collective_rpc(deaf)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         self.steps = 0
         self._numbers = itertools.count()

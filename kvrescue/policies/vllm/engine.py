@@ -208,7 +208,7 @@ class VLLMEngine:
         if self.evictor is None:
             return CacheStats(logical, logical, logical)
         held = self.driver.scheduler.held.get(sequence.state)
-        audit = held.audit.copy() if held is not None else Ledger()
+        audit = held.account.audit.copy() if held is not None else Ledger()
         keep = self.evictor.bound + sequence.prefix
         for tokens in sequence.unfed:
             audit.fed(tokens, keep, self.evictor.interval)

@@ -8,13 +8,41 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvrescue.errors import ConfigError
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.messages import KEY
 
-__all__ = ["evictor_of", "pack"]
+__all__ = ["OWNED", "evictor_of", "pack"]
+
+_TOKENIZER: Final = "it comes with `model`"
+_INSIDE: Final = "kvrescue needs its own; leave it out"
+OWNED: Final[Mapping[str, str]] = {
+    "model": "write `model`",
+    "model_weights": "write `model`",
+    "served_model_name": "write `model`",
+    "hf_config_path": _TOKENIZER,
+    "revision": "download that revision, and write its folder as `model`",
+    "code_revision": "code of checkpoints is never run; leave it out",
+    "trust_remote_code": "code of checkpoints is never run; leave it out",
+    "tokenizer": _TOKENIZER,
+    "tokenizer_mode": _TOKENIZER,
+    "tokenizer_revision": _TOKENIZER,
+    "skip_tokenizer_init": _TOKENIZER,
+    "max_model_len": "write `max_context`",
+    "max_num_seqs": "write `max_live_rows`",
+    "kv_cache_memory_bytes": "write `kv_cache_bytes`",
+    "dtype": "write `dtype`",
+    "seed": "every candidate has its own seed, drawn from the run's `seed`",
+    "generation_config": "write `sampling` of the run",
+    "override_generation_config": "write `sampling` of the run",
+    "logits_processors": "write `sampling` of the run",
+    "scheduler_cls": _INSIDE,
+    "worker_cls": _INSIDE,
+    "additional_config": _INSIDE,
+}
+"""Fields of EngineArgs that a policy sets by itself, and where to say the same."""
 
 
 def pack(evictor: Evictor | None) -> dict[str, Any]:

@@ -12,23 +12,22 @@ from vllm.config import PoolerConfig
 
 from kvrescue.errors import KVRescueError, ModelLoadError, ScorerError
 from kvrescue.policies.vllm.driver import EngineDriver
+from kvrescue.policies.vllm.options import OWNED
 from kvrescue.policies.vllm.refusals import REFUSALS, Refusal, refuse
 from kvrescue.policies.vllm.start import common_settings, create_config
 
 __all__ = ["Pooled", "PoolingDriver", "pooling_config"]
 
 _TASK: Final = "token_classify"
-_OURS: Final = (
-    "model",
-    "runner",
-    "convert",
-    "scheduler_cls",
-    "worker_extension_cls",
-    "pooler_config",
-    "max_model_len",
-    "dtype",
-    "enable_prefix_caching",
-)
+_OURS: Final = {
+    **OWNED,
+    "seed": "scoring draws nothing; leave it out",
+    "runner": "leave it out",
+    "convert": "leave it out",
+    "worker_extension_cls": "leave it out",
+    "pooler_config": "write `convention`",
+    "enable_prefix_caching": "write `prefix_caching`",
+}
 _OTHERWISE: Final = {
     "runner": Refusal(
         "runner",

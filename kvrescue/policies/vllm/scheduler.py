@@ -118,14 +118,7 @@ class EvictingScheduler(DraftScheduler):
         logical = request.num_computed_tokens
         owned = cdiv(logical - account.evicted, manager.block_size)
         manager.block_pool.free_blocks(reversed(blocks[owned:]))
-        self.held[name] = Held(
-            blocks[:owned],
-            logical,
-            account.evicted,
-            account.prefix,
-            ticket.keep_logits,
-            account.audit,
-        )
+        self.held[name] = Held(blocks[:owned], logical, ticket.keep_logits, account)
         self._holds.append((request_id, name))
 
     def _free_request_blocks(self, request: Any) -> None:

