@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrescue.config import RescueConfig, load_config
+from kvrescue.evaluation.grading import GradingRule
 from kvrescue.evaluation.methods import BASE, HELPER, Method
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.folder import Run
@@ -20,7 +21,7 @@ PATH = Path("hand-made")
 
 def problem_set(count: int) -> ProblemSet:
     problems = (Problem(f"p{i}", f"What is {i} + {i}?", str(2 * i)) for i in range(count))
-    return ProblemSet("hand-made", tuple(problems), "exact")
+    return ProblemSet("hand-made", tuple(problems), GradingRule.EXACT)
 
 
 @cache

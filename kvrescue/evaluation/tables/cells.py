@@ -153,6 +153,8 @@ def paired(
     if value is None:
         return None
     interval = bootstrap_interval(rows, of_sums)
+    if interval is not None and interval[0] == interval[1]:
+        interval = None  # all problems alike: a bootstrap then knows nothing of the error
     if interval is not None:  # of skewed functions of few problems, a percentile may miss the value
         interval = min(interval[0], value), max(interval[1], value)
     return Estimate.within(value, interval)

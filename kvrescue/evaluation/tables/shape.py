@@ -93,9 +93,10 @@ def _two_digits(value: float) -> str:
 
 
 def _all(found: Sequence[bool | None]) -> bool | None:
-    """False when one is, None when none is known."""
-    known = [one for one in found if one is not None]
-    return all(known) if known else None
+    """False when one is; None when one is not known, or there is none."""
+    if False in found:
+        return False
+    return True if found and None not in found else None
 
 
 def _least(cells: Cells) -> int | None:
