@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from kvrescue.config import ProposerConfig, RescueConfig
-from kvrescue.errors import ConfigError
+from kvrescue.errors import ConfigError, UnknownNameError, nearest
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import PolicySpec
 from kvrescue.scorers.base import Scorer
@@ -52,14 +52,22 @@ def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
     if n < 1:
         raise ConfigError(f"n = {n}: a proposer draws at least one candidate")
     base, helper = config.proposers[BASE], config.proposers[HELPER]
-    proposers: dict[Method, dict[str, ProposerConfig]] = {
-        "full_kv": {BASE: _changed(base, policy=_without_evictor(base.policy), detectors=())},
-        "helper": {HELPER: helper},
-        "best_of_n": {BASE: _changed(base, detectors=())},
-        "interleaved": {BASE: _changed(base, detectors=()), HELPER: helper},
-        "kv_rescue": {BASE: base, HELPER: helper},
-    }
-    chosen = {name: _changed(part, candidates=n) for name, part in proposers[method].items()}
+    unscreened = _changed(base, detectors=())
+    proposers: dict[str, ProposerConfig]
+    match method:
+        case "full_kv":
+            proposers = {BASE: _changed(unscreened, policy=_without_evictor(base.policy))}
+        case "helper":
+            proposers = {HELPER: helper}
+        case "best_of_n":
+            proposers = {BASE: unscreened}
+        case "interleaved":
+            proposers = {BASE: unscreened, HELPER: helper}
+        case "kv_rescue":
+            proposers = {BASE: base, HELPER: helper}
+        case _:
+            raise UnknownNameError(f"unknown method {method!r}{nearest(method, METHODS)}")
+    chosen = {name: _changed(part, candidates=n) for name, part in proposers.items()}
     return config.model_copy(update={"proposers": chosen})
 
 
