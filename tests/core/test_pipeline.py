@@ -147,6 +147,37 @@ def test_solve_many_takes_questions_as_it_needs_them() -> None:
         assert policy.log.balanced
 
 
+def test_a_question_that_fails_does_not_end_the_others() -> None:
+    questions = [f"question {number}" for number in range(12)]
+    opened: list[str] = []
+
+    def trouble(where: str) -> None:
+        opened.append(where)
+        if where == "open" and opened.count("open") in (3, 7):
+            raise MemoryError("no room")
+
+    rescue, policy = build(FakePolicy(STEADY, trouble=trouble), concurrency=4)
+    with rescue:
+        outcomes = dict(rescue.solve_each(questions))
+        plain = {s.question: s for s in rescue.solve_many(questions)}
+    assert set(outcomes) == set(plain)
+    failed = [outcome for outcome in outcomes.values() if isinstance(outcome, KVRescueError)]
+    assert [type(error) for error in failed] == [PolicyError, PolicyError]
+    assert all("no room" in str(error) for error in failed)
+    for question, outcome in outcomes.items():
+        assert isinstance(outcome, KVRescueError) or outcome == plain[question]
+    assert policy.log.balanced
+
+
+def test_what_is_no_failure_of_a_question_ends_solve_each() -> None:
+    rescue, policy = build(FakePolicy(STEADY, delay=0.001), concurrency=4)
+    with rescue:
+        outcomes = rescue.solve_each(["a", "b", "c", " ", "d"])
+        with pytest.raises(InputError, match="empty"):
+            list(outcomes)
+    assert policy.log.balanced
+
+
 # -- questions --------------------------------------------------------------------------------
 
 

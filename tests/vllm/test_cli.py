@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvrescue.evaluation.bill import bill_at
+from kvrescue.evaluation.runs.folder import Run
 from kvrescue.events import solution_from_dict
 from tests.cli.test_interrupts import SAID
 
@@ -52,6 +53,30 @@ def test_solve() -> None:
     assert base.evictions > 0
     assert base.peak_physical <= 28
     assert helper.physical_length == helper.logical_length == base.logical_length
+
+
+def test_bench(tmp_path: Path) -> None:
+    """The same command as on torch; settings of one process make room for one another."""
+    out = tmp_path / "run"
+    arguments = ["bench", "run", "--engine", "vllm", "--out", str(out), "--problems", "tiny:2"]
+    arguments += ["-n", "1", "--budget", "16", "--budget", "64", "--no-matched", "--no-report"]
+    arguments += ["--method", "full_kv", "--method", "kv_rescue", "--traces", "0", "--json"]
+    process = start(*arguments)
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["failures"] == 0
+    run = Run.read(out)
+    assert [s.budget for s in run.settings.values()] == [None, 16, 64]
+    for key, setting in run.settings.items():
+        kinds = {section.policy.kind for section in setting.config.proposers.values()}
+        assert kinds == {"vllm"}
+        records = run.of(key)
+        assert len(records) == 2
+        for record in records:
+            base = record.uses["base"]
+            assert base.bound == (None if setting.budget is None else setting.budget + 12)
+            assert base.peak_physical <= (base.bound or base.logical)
+            assert (base.evictions > 0) == (setting.budget is not None)
 
 
 def test_errors_of_the_engine_name_their_place_and_the_right_field() -> None:

@@ -11,7 +11,7 @@ from kvrescue.evaluation.bill import bills
 from kvrescue.evaluation.runs.account import Account, Accountant
 from kvrescue.events import Event, StepCommitted, TrajectoryFinished, TrajectoryStarted
 from kvrescue.selector import StepwiseSelector
-from kvrescue.types import Question, Solution
+from kvrescue.types import Question, Solution, SolutionStop
 from tests.core.fakes import FakeDetector, FakePolicy, FakeScorer, Habits
 
 
@@ -58,6 +58,18 @@ async def test_an_account_agrees_with_the_solution(
     account = accounts.take(solution.question.id)
     assert account.solution is solution
     assert set(account.uses) == {"base", "helper"}
+    length = 3  # the prompt of a fake policy
+    for event in account.events:
+        if isinstance(event, TrajectoryStarted):
+            assert {cache.logical_length for cache in event.caches.values()} == {length}
+        elif isinstance(event, StepCommitted):
+            last = event.step.number == len(solution.steps) - 1
+            ends = last and solution.stop in (SolutionStop.EOS, SolutionStop.STEPS)
+            length += 0 if ends else event.step.candidate.n_tokens
+            assert {cache.logical_length for cache in event.caches.values()} == {length}
+    for use in account.uses.values():
+        assert use.prompt == 3
+        assert use.logical == length
     for name, use in account.uses.items():
         told = solution.tokens[name]
         assert (use.candidates, use.generated, use.aborted) == (
