@@ -61,9 +61,11 @@ $(BROWSER_READY): $(READY)
 test-browser: $(BROWSER_READY)
 	$(BIN)/python -m pytest -n 2 tests/browser
 
-# Processes hold their engines until they end, so a file's tests stay in one of them.
+# Processes hold their engines until they end, so a file's tests stay in one of them; the files that
+# take longest are begun first.
 test-vllm: setup-vllm
-	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		$(foreach name,smollm2 cli rescue stock torch,tests/vllm/test_$(name).py) tests/vllm
 
 test-lm-eval: setup-lm-eval
 	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness

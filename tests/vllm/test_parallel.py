@@ -15,7 +15,7 @@ from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from tests.policies.parts import BASE, idle, questions, step
 from tests.vllm.parts import vllm_policy
-from tests.vllm.test_torch import compare
+from tests.vllm.parity import compare
 
 RANKS = 2
 
