@@ -90,22 +90,6 @@ def test_errors_of_the_engine_name_their_place_and_the_right_field() -> None:
     )
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(file / "folder"))
-    process = start(
-        *("solve", QUESTION, "--engine", "vllm", "--json", "--set", "limits.max_steps=1")
-    )
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-    assert solution_from_dict(json.loads(output)).steps
-    assert errors.startswith(f"note: vLLM's cache folder '{file}/folder' cannot be written")
-    assert errors.count("\n") == 1
-
-
 def test_demo_in_worker_processes() -> None:
     """Spawned processes start the engines they need, share them between jobs, and end."""
     plan = ["--quick", "--problems", "2", "--n", "1", "--workers", "2"]

@@ -14,8 +14,8 @@ from kvrescue.evictors import RKV, SnapKV
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from tests.policies.parts import BASE, idle, questions, step
-from tests.vllm.parts import vllm_policy
 from tests.vllm.parity import compare
+from tests.vllm.parts import vllm_policy
 
 RANKS = 2
 
