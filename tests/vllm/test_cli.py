@@ -79,17 +79,6 @@ def test_bench(tmp_path: Path) -> None:
             assert (base.evictions > 0) == (setting.budget is not None)
 
 
-def test_errors_of_the_engine_name_their_place_and_the_right_field() -> None:
-    place = "proposers.base.policy"
-    process = start("solve", "q", "--engine", "vllm", "--set", f"{place}.options.max_model_len=7")
-    output, errors = process.communicate(timeout=SECONDS)
-    assert (process.returncode, output) == (4, "")
-    assert errors == (
-        f"error: {place}: options.max_model_len = 7 is set by the policy itself: "
-        "write `max_context`\n"
-    )
-
-
 def test_demo_in_worker_processes() -> None:
     """Spawned processes start the engines they need, share them between jobs, and end."""
     plan = ["--quick", "--problems", "2", "--n", "1", "--workers", "2"]

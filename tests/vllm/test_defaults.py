@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvrescue import Rescue
+from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV
 from kvrescue.policies.vllm.start import default_memory
 from tests.policies.parts import BASE, DRAWN, HELPER, questions
@@ -59,3 +61,12 @@ async def test_draws_do_not_depend_on_how_a_prompt_is_cut() -> None:
         await view.close()
     assert found[0] == found[1]
     assert len(set(found[0])) > 1
+
+
+def test_errors_of_the_engine_name_their_place_and_the_right_field() -> None:
+    place = "proposers.base.policy"
+    with pytest.raises(ConfigError) as failed:
+        Rescue.from_config("tiny", [f"{place}.options.max_model_len=7"], engine="vllm")
+    assert str(failed.value) == (
+        f"{place}: options.max_model_len = 7 is set by the policy itself: write `max_context`"
+    )
