@@ -5,23 +5,38 @@ Everything is measured when it is asked for; the only constants are which budget
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
 
 from kvrescue.config import RescueConfig, load_config
 from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError
-from kvrescue.evaluation.bill import Bill, bills
-from kvrescue.evaluation.jobs import Job, Outcome, run_jobs
-from kvrescue.evaluation.methods import Method, evictor_of
+from kvrescue.evaluation.bill import Bill, bill_at
+from kvrescue.evaluation.grading import grade_exact
+from kvrescue.evaluation.methods import BASE, EVICTED, HELPER, Method, evictor_of
+from kvrescue.evaluation.problems import ProblemSet
+from kvrescue.evaluation.runs import settings as runs
+from kvrescue.evaluation.runs.record import Record, Use
+from kvrescue.evaluation.runs.work import (
+    Solved,
+    Task,
+    close_tasks,
+    solve_task,
+    tasks_of,
+    tiny_at_once,
+)
+from kvrescue.evaluation.sources import load_problems
 from kvrescue.evaluation.statistics import (
     LEAST_GAP,
     recovery,
     recovery_interval,
     wilson_interval,
 )
+from kvrescue.evaluation.workers import in_workers
+from kvrescue.events import TrajectoryFinished
 from kvrescue.types import Solution
 
 __all__ = [
@@ -41,6 +56,9 @@ BUDGETS: Final = (16, 64, 128)
 
 COMPARED: Final[tuple[Method, ...]] = ("full_kv", "helper", "best_of_n", "kv_rescue")
 """The methods of every table, in its order."""
+
+_SHOWN: Final[tuple[Method, ...]] = ("best_of_n", "helper", "kv_rescue")
+"""The methods of the example."""
 
 _BUDGET_PATH: Final = "proposers.base.policy.evictor.budget"
 _MOST_PROBLEMS: Final = 10_000
@@ -198,12 +216,8 @@ Progress = Callable[[int, int], None]
 """Called with the work done so far and the whole, in candidates."""
 
 
-@dataclass(frozen=True)
-class _Run:
-    method: Method
-    n: int
-    budget: int | None
-    """None: the method has no evictor."""
+Cell: TypeAlias = tuple[Method, int, int | None]
+"""Method, N, and the budget where there is an evictor."""
 
 
 def run_demo(plan: DemoPlan, workers: int = 1, progress: Progress | None = None) -> DemoReport:
@@ -211,95 +225,141 @@ def run_demo(plan: DemoPlan, workers: int = 1, progress: Progress | None = None)
 
     Args:
         plan: what.
-        workers: processes that share the work; the numbers do not depend on it.
+        workers: processes that share the work; the numbers do not depend on it. With 1 everything
+            runs in this one.
         progress: called as the work goes on.
+
+    Raises:
+        WorkerError: a worker process was killed.
+        KVRescueError: whatever ends a problem; the others are given up.
     """
     started = time.monotonic()
-    problems = tuple(enumerate(bills("test", plan.seed, plan.problems)))
-    runs = _runs(plan)
-    jobs = [_job(plan, run, problems) for run in runs]
-    whole = sum(job.weight for job in jobs)
-    done = 0
+    drawn = load_problems(f"tiny:{plan.problems}", seed=plan.seed)
+    settings = {cell: _setting(plan, cell) for cell in _cells(plan)}
+    records, solutions = _solved(plan, drawn, list(settings.values()), workers, progress)
+    rows = {cell: _row(cell, records[setting.key]) for cell, setting in settings.items()}
 
-    def told(piece: Job) -> None:
-        nonlocal done
-        done += piece.weight
-        if progress is not None:
-            progress(done, whole)
-
-    if progress is not None:
-        progress(0, whole)
-    outcomes = dict(zip(runs, run_jobs(jobs, workers, told), strict=True))
-    rows = {run: _row(run, found) for run, found in outcomes.items()}
-
-    def setting(budget: int, n: int) -> Setting:
+    def shown(budget: int, n: int) -> Setting:
         window = evictor_of(plan.configs[budget]).window
-        chosen = tuple(rows[_run(method, n, budget)] for method in COMPARED)
-        return Setting(budget, window, n, chosen)
+        return Setting(budget, window, n, tuple(rows[_cell(m, n, budget)] for m in COMPARED))
 
     return DemoReport(
         plan=plan,
-        settings=tuple(setting(plan.budget, n) for n in plan.sizes),
-        helper_only=tuple(rows[_Run("helper", 2 * n, None)] for n in plan.sizes),
-        sweep=tuple(setting(budget, 1) for budget in plan.budgets),
-        example=_example(plan, problems, outcomes),
+        settings=tuple(shown(plan.budget, n) for n in plan.sizes),
+        helper_only=tuple(rows["helper", 2 * n, None] for n in plan.sizes),
+        sweep=tuple(shown(budget, 1) for budget in plan.budgets),
+        example=_example(plan, drawn, records, solutions),
         seconds=time.monotonic() - started,
     )
 
 
-def _run(method: Method, n: int, budget: int) -> _Run:
-    """The run behind a cell: full-KV and helper draw one candidate and know no budget."""
-    if method in ("full_kv", "helper"):
-        return _Run(method, 1, None)
-    return _Run(method, n, budget)
+def _cell(method: Method, n: int, budget: int) -> Cell:
+    """What is run for a place of a table: full-KV and helper draw one candidate there."""
+    return (method, n, budget) if method in EVICTED else (method, 1, None)
 
 
-def _runs(plan: DemoPlan) -> list[_Run]:
-    cells = [(plan.budget, n) for n in plan.sizes] + [(budget, 1) for budget in plan.budgets]
-    runs = [_run(method, n, budget) for budget, n in cells for method in COMPARED]
-    runs += [_Run("helper", 2 * n, None) for n in plan.sizes]
-    return list(dict.fromkeys(runs))
+def _cells(plan: DemoPlan) -> list[Cell]:
+    places = [(plan.budget, n) for n in plan.sizes] + [(budget, 1) for budget in plan.budgets]
+    cells = [_cell(method, n, budget) for budget, n in places for method in COMPARED]
+    matched: list[Cell] = [("helper", 2 * n, None) for n in plan.sizes]
+    return list(dict.fromkeys((*cells, *matched)))
 
 
-def _job(plan: DemoPlan, run: _Run, problems: tuple[tuple[int, Bill], ...]) -> Job:
-    budget = plan.budget if run.budget is None else run.budget
-    shown = run.n == 1 and budget == plan.budget and run.method != "full_kv"
-    data = plan.configs[budget].model_dump(mode="json")
-    return Job(data, run.method, run.n, plan.seed, problems, keep_solutions=shown)
+def _setting(plan: DemoPlan, cell: Cell) -> runs.Setting:
+    method, n, budget = cell
+    budget = plan.budget if budget is None else budget
+    return runs.setting_of(plan.configs[budget], method, n, budget, plan.seed)
 
 
-def _row(run: _Run, outcomes: Sequence[Outcome]) -> Row:
-    count = len(outcomes)
-    base_steps = sum(outcome.base.committed_steps for outcome in outcomes)
-    helper_steps = sum(outcome.helper.committed_steps for outcome in outcomes)
-    steps = base_steps + helper_steps
-    takes_part = run.method in ("helper", "kv_rescue") and steps > 0
+def _solved(
+    plan: DemoPlan,
+    problems: ProblemSet,
+    settings: list[runs.Setting],
+    workers: int,
+    progress: Progress | None,
+) -> tuple[dict[str, list[Record]], dict[tuple[str, str], Solution]]:
+    """Records of every setting in the order of the problems, and the solutions that are shown."""
+    shown = {_setting(plan, _cell(method, 1, plan.budget)).key for method in _SHOWN}
+    # Settings that share models side by side, large ones first.
+    settings = sorted(settings, key=lambda setting: (setting.budget or 0, -setting.weight))
+    weights = {setting.key: setting.weight for setting in settings}
+    ids = [problem.id for problem in problems]
+    tasks = [
+        task
+        for setting in settings
+        for task in tasks_of(
+            setting,
+            problems,
+            tiny_at_once(setting.n),
+            traced=ids if setting.key in shown else (),
+            threads=1 if workers > 1 else None,
+        )
+    ]
+    whole, done = len(problems) * sum(weights.values()), 0
+    found: dict[str, dict[str, Record]] = {key: {} for key in weights}
+    solutions: dict[tuple[str, str], Solution] = {}
+    if progress is not None:
+        progress(0, whole)
+    with contextlib.closing(_here(tasks) if workers == 1 else _beside(tasks, workers)) as stream:
+        for solved in stream:
+            if solved.error is not None:
+                raise solved.error
+            record = solved.record
+            correct = grade_exact(record.text, record.gold).correct
+            found[record.setting][record.problem] = replace(record, correct=correct)
+            for event in solved.events[-1:]:
+                if isinstance(event, TrajectoryFinished):
+                    solutions[record.setting, record.problem] = event.solution
+            done += weights[record.setting]
+            if progress is not None:
+                progress(done, whole)
+    return {key: [of[id_] for id_ in ids] for key, of in found.items()}, solutions
+
+
+def _here(tasks: Sequence[Task]) -> Generator[Solved, None, None]:
+    try:
+        for task in tasks:
+            yield from solve_task(task)
+    finally:
+        close_tasks()
+
+
+def _beside(tasks: Sequence[Task], workers: int) -> Generator[Solved, None, None]:
+    with contextlib.closing(in_workers(solve_task, tasks, workers)) as messages:
+        for found in messages:
+            if found.message is not None:
+                yield found.message
+
+
+def _row(cell: Cell, records: Sequence[Record]) -> Row:
+    count = len(records)
+    base = [record.uses.get(BASE, Use()) for record in records]
+    helper = [record.uses.get(HELPER, Use()) for record in records]
+    helper_steps = sum(use.committed_steps for use in helper)
+    steps = sum(use.committed_steps for use in base) + helper_steps
+    takes_part = cell[0] in ("helper", "kv_rescue") and steps > 0
     return Row(
-        method=run.method,
-        n=run.n,
-        correct=tuple(outcome.correct for outcome in outcomes),
-        base_tokens=sum(outcome.base.generated for outcome in outcomes) / count,
-        helper_tokens=sum(outcome.helper.generated for outcome in outcomes) / count,
-        aborted=sum(outcome.base.aborted for outcome in outcomes),
+        method=cell[0],
+        n=cell[1],
+        correct=tuple(record.correct for record in records),
+        base_tokens=sum(use.generated for use in base) / count,
+        helper_tokens=sum(use.generated for use in helper) / count,
+        aborted=sum(use.aborted for use in base),
         helper_share=helper_steps / steps if takes_part else None,
     )
 
 
 def _example(
     plan: DemoPlan,
-    problems: Sequence[tuple[int, Bill]],
-    outcomes: dict[_Run, list[Outcome]],
+    problems: ProblemSet,
+    records: Mapping[str, list[Record]],
+    solutions: Mapping[tuple[str, str], Solution],
 ) -> Example | None:
     """The first problem where evicted base and helper fail alone and KV-Rescue is right."""
-    methods: tuple[Method, ...] = ("best_of_n", "helper", "kv_rescue")
-    found = {method: outcomes[_run(method, 1, plan.budget)] for method in methods}
-    for index, bill in problems:
-        here = {method: found[method][index] for method in methods}
-        if here["kv_rescue"].correct and not (here["best_of_n"].correct or here["helper"].correct):
-            solutions = {
-                method: outcome.solution
-                for method, outcome in here.items()
-                if outcome.solution is not None
-            }
-            return Example(index, bill, plan.budget, solutions)
+    keys = {method: _setting(plan, _cell(method, 1, plan.budget)).key for method in _SHOWN}
+    for index, problem in enumerate(problems):
+        right = {method: records[key][index].correct for method, key in keys.items()}
+        if right["kv_rescue"] and not (right["best_of_n"] or right["helper"]):
+            shown = {method: solutions[key, problem.id] for method, key in keys.items()}
+            return Example(index, bill_at("test", plan.seed, index), plan.budget, shown)
     return None

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from kvrescue.errors import KVRescueError, WorkerError
 
-__all__ = ["Found", "in_workers", "set_up_worker"]
+__all__ = ["Found", "in_workers", "sendable", "set_up_worker"]
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -209,7 +209,7 @@ def _main(pipe: Connection, work: Callable[[Any], Iterable[Any]]) -> None:
                 for message in work(task):
                     pipe.send(("found", message))
             except Exception as error:
-                pipe.send(("error", _sendable(error)))
+                pipe.send(("error", sendable(error)))
             else:
                 pipe.send(("done", None))
 
@@ -220,8 +220,11 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error with its notes and causes told in its text, where it cannot travel as it is."""
+E = TypeVar("E", bound=Exception)
+
+
+def sendable(error: E) -> E | KVRescueError:
+    """The error, or what it says where it cannot travel between processes as it is."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -13,11 +13,9 @@ import yaml
 
 from kvrescue.config import load_config
 from kvrescue.errors import ConfigError, KVRescueError, PolicyError
-from kvrescue.evaluation.bill import bills
 from kvrescue.evaluation.demo import DemoPlan, DemoReport, Row, Setting, run_demo
 from kvrescue.evaluation.demo_data import as_data, first_wrong_step
-from kvrescue.evaluation.jobs import Job, run_jobs
-from kvrescue.evaluation.methods import Method, compose, evictor_of
+from kvrescue.evaluation.methods import compose, evictor_of
 from kvrescue.types import SEPARATOR
 from tests.cli.parts import CONFIG
 
@@ -188,21 +186,23 @@ class TestLittleToRecover:
         assert "Recovery: - (full KV and evicted are less than 10" in view(headline)
 
 
-def test_a_job_that_fails_ends_those_beside_it() -> None:
+def test_a_task_that_fails_ends_those_beside_it() -> None:
     """Nobody waits for the work of the other processes, whose result nobody will see."""
-    config = load_config(yaml.safe_load(CONFIG))
-    bill = ((0, bills("test", 0, 1)[0]),)
+    data = load_config(yaml.safe_load(CONFIG)).model_dump(mode="json")
 
-    def job(method: Method, name: str, **options: Any) -> Job:
-        data = config.model_dump(mode="json")
-        data["proposers"][name]["policy"] |= options
-        return Job(data, method, 1, 0, bill)
+    def plan(**options: dict[str, Any]) -> DemoPlan:
+        for name, changes in options.items():
+            data["proposers"][name]["policy"] |= changes
+        changed = load_config(data)
+        found = DemoPlan(problems=1, budgets=(16,), n=1)
+        found.configs[16] = changed
+        return found
 
-    endless = job("helper", "helper", delay=0.05, eos=0.0, words=["step\n\n"])
-    broken = job("best_of_n", "base", broken=True)
+    endless = {"delay": 0.05, "eos": 0.0, "words": ["step\n\n"]}
+    broken = plan(helper=endless, base={"broken": True})
     started = time.monotonic()
     with pytest.raises(PolicyError, match="on fire"):
-        run_jobs([broken, endless], workers=2)
+        run_demo(broken, workers=2)
     assert time.monotonic() - started < 20  # alone, the endless one takes a minute
 
 

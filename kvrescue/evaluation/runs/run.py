@@ -18,15 +18,13 @@ from kvrescue.evaluation.runs.folder import RunWriter
 from kvrescue.evaluation.runs.plan import BenchPlan
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.settings import Setting
-from kvrescue.evaluation.runs.work import Task, solve_task
+from kvrescue.evaluation.runs.work import Task, solve_task, tasks_of, tiny_at_once
 from kvrescue.evaluation.workers import in_workers
 from kvrescue.events import Event
 from kvrescue.faults import whole_number
-from kvrescue.options import SECRETS
 
 __all__ = ["Progress", "RunOptions", "run_plan"]
 
-_TINY_AT_ONCE: Final = 800
 _PIECE: Final = 4
 """Problems of a task, in multiples of those in flight: few starts, little lost when it is cut."""
 
@@ -135,20 +133,18 @@ def _tasks(
             for problem in plan.problems
             if (setting.key, problem.id, problem.digest) not in writer.done
         ]
-        flying = options.in_flight
         tiny = plan.problems.name.startswith("tiny")
+        flying = options.in_flight
         if flying is None:
-            flying = max(1, _TINY_AT_ONCE // setting.n) if tiny else setting.config.concurrency
-        size = flying if tiny else flying * _PIECE
-        config = setting.config.model_copy(update={"concurrency": flying})
-        for start in range(0, len(missing), size):
-            yield Task(
-                key=setting.key,
-                config=config.model_dump(mode="json", context={SECRETS: True}),
-                problems=tuple(missing[start : start + size]),
-                traced=traced if setting.seed == plan.seeds[0] else frozenset(),
-                threads=1 if options.workers > 1 else None,
-            )
+            flying = tiny_at_once(setting.n) if tiny else setting.config.concurrency
+        yield from tasks_of(
+            setting,
+            missing,
+            size=flying if tiny else flying * _PIECE,
+            in_flight=flying,
+            traced=traced if setting.seed == plan.seeds[0] else (),
+            threads=1 if options.workers > 1 else None,
+        )
 
 
 class _Tally:

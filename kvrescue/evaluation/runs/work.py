@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from kvrescue.config import load_config
 from kvrescue.errors import KVRescueError
@@ -13,14 +13,19 @@ from kvrescue.evaluation.methods import Indifferent, needs_no_scorer
 from kvrescue.evaluation.problems import Problem
 from kvrescue.evaluation.runs.account import Account, Accountant
 from kvrescue.evaluation.runs.record import Failure, Record
-from kvrescue.evaluation.workers import set_up_worker
+from kvrescue.evaluation.runs.settings import Setting
+from kvrescue.evaluation.workers import sendable, set_up_worker
 from kvrescue.events import Event
+from kvrescue.options import SECRETS
 from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue
 from kvrescue.questions import as_question
 from kvrescue.types import Question
 
-__all__ = ["Solved", "Task", "solve_task"]
+__all__ = ["Solved", "Task", "close_tasks", "solve_task", "tasks_of", "tiny_at_once"]
+
+
+_TINY_CANDIDATES: Final = 800
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,49 @@ class Solved:
 
     record: Record
     events: tuple[Event, ...] = ()
+    error: KVRescueError | None = None
+    """What `record.failure` tells of."""
+
+
+def tasks_of(
+    setting: Setting,
+    problems: Sequence[Problem],
+    size: int,
+    in_flight: int | None = None,
+    traced: Iterable[str] = (),
+    threads: int | None = None,
+) -> Iterator[Task]:
+    """A setting's problems in pieces.
+
+    The size of a piece decides what is batched together, and so the last bits of sums: it must not
+    depend on the number of workers.
+
+    Args:
+        setting: what is run.
+        problems: on what.
+        size: problems of a piece.
+        in_flight: of them at once; None means all.
+        traced: see `Task`.
+        threads: see `Task`.
+    """
+    config = setting.config.model_copy(update={"concurrency": in_flight or size})
+    data = config.model_dump(mode="json", context={SECRETS: True})
+    for start in range(0, len(problems), size):
+        piece = tuple(problems[start : start + size])
+        yield Task(setting.key, data, piece, frozenset(traced), threads)
+
+
+def tiny_at_once(n: int) -> int:
+    """Problems of the tiny trio that are worth solving at once, with N candidates each."""
+    return max(1, _TINY_CANDIDATES // n)
 
 
 _parts = Parts()
+
+
+def close_tasks() -> None:
+    """Close the models of the last task in this process."""
+    asyncio.run(_parts.aclose())
 
 
 def solve_task(task: Task) -> Iterator[Solved]:
@@ -72,7 +117,7 @@ def solve_task(task: Task) -> Iterator[Solved]:
             record = Record(task.key, problem.id, problem.digest, problem.answer)
             if isinstance(outcome, KVRescueError):
                 failure = Failure(type(outcome).__name__, str(outcome))
-                yield Solved(replace(record, failure=failure))
+                yield Solved(replace(record, failure=failure), error=sendable(outcome))
                 continue
             events = tuple(account.events) if problem.id in task.traced else ()
             yield Solved(_filled(record, account), events)
