@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -162,7 +163,8 @@ def _from_row(row: Row, place: int, where: str) -> Problem:
     if not isinstance(question, str):
         raise InputError(f"{where}, line {place}: 'question' is {question!r}, expected a text")
     answer = row.get("answer")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+    no_number = isinstance(answer, float) and not math.isfinite(answer)
+    if isinstance(answer, bool) or no_number or not isinstance(answer, str | int | float):
         raise InputError(f"{where}, line {place}: 'answer' is {answer!r}, expected a text")
     identity = row.get("id", place)
     if not isinstance(identity, str | int) or not str(identity):

@@ -67,6 +67,8 @@ def test_a_named_set_from_a_local_file(tmp_path: Path, name: str) -> None:
         ([{"question": "x", "answer": " "}], "line 1: the answer is empty"),
         ([{"question": "x", "answer": True}], "line 1: 'answer' is True"),
         ([{"question": "x", "answer": ["1"]}], "line 1: 'answer'"),
+        ([{"question": "x", "answer": float("nan")}], "line 1: 'answer' is nan"),
+        ([{"question": "x", "answer": float("inf")}], "line 1: 'answer' is inf"),
         ([{"id": "", "question": "x", "answer": "1"}], "line 1: 'id' is ''"),
         ([{"id": "a", "question": q, "answer": "1"} for q in "xy"], "'a' is there twice"),
         ([{"id": i, "question": "x", "answer": "1"} for i in "ab"], "'b' asks the same as 'a'"),

@@ -117,6 +117,7 @@ class RunWriter:
         try:
             with contextlib.ExitStack() as files:
                 self.path.mkdir(parents=True, exist_ok=True)
+                _refuse_other_things(self.path)
                 files.enter_context(_locked(self.path / _LOCK))
                 _write_plan(self.path, problems, list(settings))
                 with _cut_to_whole_lines(self.path / _SESSIONS) as file:
@@ -155,6 +156,16 @@ class RunWriter:
 def _unusable(path: Path, error: OSError) -> RunError:
     reason = error.strerror or str(error)
     return RunError(f"the run's folder {str(path)!r} cannot be used: {reason}; choose another")
+
+
+def _refuse_other_things(folder: Path) -> None:
+    if (folder / _PLAN).exists():
+        return
+    # A start that was killed at once leaves a lock, and perhaps a plan half written.
+    if any(not path.name.startswith((_LOCK, _PLAN)) for path in folder.iterdir()):
+        raise RunError(
+            f"the folder {str(folder)!r} holds other things and no run: choose a new one"
+        )
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -165,6 +165,20 @@ def test_no_run(tmp_path: Path) -> None:
         writer(tmp_path / "file")
 
 
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(RunError, match="holds other things and no run"):
+        writer(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_start_that_was_killed_at_once_is_no_obstacle(tmp_path: Path) -> None:
+    for name in (".lock", "plan.jsonx1y2"):
+        (tmp_path / name).write_text("{")
+    writer(tmp_path).close()
+    assert list(Run.read(tmp_path).settings) == [SETTING.key]
+
+
 @pytest.mark.parametrize("name", ["a/b", "..", "x" * 300, "π ?*", "CON"])
 def test_ids_are_no_paths(tmp_path: Path, name: str) -> None:
     problem = Problem(name, "q", "1")
