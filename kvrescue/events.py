@@ -47,6 +47,10 @@ class TrajectoryStarted:
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view: it holds the prompt."""
 
+    @property
+    def question_id(self) -> str:
+        return self.question.id
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateFinished:
@@ -89,6 +93,10 @@ class TrajectoryFinished:
     """The last event of a run that did not fail."""
 
     solution: Solution
+
+    @property
+    def question_id(self) -> str:
+        return self.solution.question.id
 
 
 Event: TypeAlias = (

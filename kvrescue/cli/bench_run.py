@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -19,6 +18,7 @@ from kvrescue.cli.options import (
     Preset,
     chosen_source,
     plugin_overrides,
+    worker_count,
 )
 from kvrescue.errors import ConfigError
 
@@ -127,8 +127,9 @@ def run(
     A run that was interrupted goes on with the same command: nothing that is recorded is run again.
     More budgets, methods, seeds or problems may be added to a folder later.
     """
+    from kvrescue.evaluation.methods import METHODS
     from kvrescue.evaluation.runs.folder import Run
-    from kvrescue.evaluation.runs.plan import METHODS, BenchPlan, configs_by_budget
+    from kvrescue.evaluation.runs.plan import BenchPlan, configs_by_budget
     from kvrescue.evaluation.runs.run import RunOptions, run_plan
     from kvrescue.evaluation.sources import load_problems
     from kvrescue.evaluation.tables.drawing import require_matplotlib
@@ -159,7 +160,7 @@ def run(
     first = next(iter(configs.values()))
     prepare_engine(first)
     options = RunOptions(
-        workers=_workers(workers, plan),
+        workers=worker_count(workers, alone=_one_device(plan)),
         in_flight=in_flight,
         traces=traces,
     )
@@ -178,17 +179,10 @@ def run(
             human().print(f"report: {files.report}", markup=False, soft_wrap=True)
 
 
-def _workers(given: int | None, plan: BenchPlan) -> int:
-    if given is not None:
-        if given < 1:
-            raise ConfigError(f"workers = {given}: at least one process does the work")
-        return given
+def _one_device(plan: BenchPlan) -> bool:
+    """Whether the models run on a GPU, or on vLLM, which takes all cores."""
     kinds = [s.policy.kind for c in plan.configs.values() for s in c.proposers.values()]
-    if Path("/proc/driver/nvidia").exists() or any(kind.startswith("vllm") for kind in kinds):
-        return 1
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available is not None else os.cpu_count() or 1
-    return min(cores, 4)
+    return Path("/proc/driver/nvidia").exists() or any(kind.startswith("vllm") for kind in kinds)
 
 
 class _Live:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from kvrescue.cli.console import emit_json, human, messages
 from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
-from kvrescue.cli.options import DEFAULT_PRESET, Json, Overrides, PluginList, plugin_overrides
-from kvrescue.errors import ConfigError
+from kvrescue.cli.options import (
+    DEFAULT_PRESET,
+    Json,
+    Overrides,
+    PluginList,
+    plugin_overrides,
+    worker_count,
+)
 
 __all__ = ["demo"]
 
@@ -62,7 +67,7 @@ def demo(
     from kvrescue.evaluation.demo import BUDGETS, DemoPlan, run_demo
     from kvrescue.evaluation.demo_data import as_data
 
-    processes = _processes(workers)
+    processes = worker_count(workers)
     listed = plugin_overrides(plugin)
     plan = DemoPlan(
         problems=_either(problems, 20 if quick else 100),
@@ -86,16 +91,6 @@ def demo(
 
 def _either(given: int | None, default: int) -> int:
     return default if given is None else given
-
-
-def _processes(workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers = {workers}: at least one process does the work")
-    if workers is not None:
-        return workers
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available is not None else os.cpu_count() or 1
-    return min(cores, 4)
 
 
 class _Progress:

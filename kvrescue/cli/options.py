@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
+
+from kvrescue.errors import ConfigError
 
 __all__ = [
     "Config",
@@ -17,6 +20,7 @@ __all__ = [
     "chosen_source",
     "load_plugins",
     "plugin_overrides",
+    "worker_count",
 ]
 
 DEFAULT_PRESET = "tiny"
@@ -61,6 +65,27 @@ def load_plugins(plugins: Iterable[str] | None) -> None:
     from kvrescue import plugins as layer
 
     layer.default().load(plugins or ())
+
+
+def worker_count(given: int | None, *, alone: bool = False) -> int:
+    """Processes that share the work: one per core and at most 4, unless something else is said.
+
+    Args:
+        given: the option `--workers`.
+        alone: whether one process has the machine's one device to itself.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+    if given is not None:
+        if given < 1:
+            raise ConfigError(f"workers = {given}: at least one process does the work")
+        return given
+    if alone:
+        return 1
+    available = getattr(os, "sched_getaffinity", None)
+    cores = len(available(0)) if available is not None else os.cpu_count() or 1
+    return min(cores, 4)
 
 
 def plugin_overrides(plugins: Iterable[str] | None) -> list[str]:

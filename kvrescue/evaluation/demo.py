@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from kvrescue.config import RescueConfig, load_config
+from kvrescue.config import RescueConfig
 from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.bill import Bill, bill_at
@@ -19,7 +19,8 @@ from kvrescue.evaluation.grading import grade_exact
 from kvrescue.evaluation.methods import BASE, EVICTED, HELPER, Method, evictor_of
 from kvrescue.evaluation.problems import ProblemSet
 from kvrescue.evaluation.runs import settings as runs
-from kvrescue.evaluation.runs.record import Record, Use
+from kvrescue.evaluation.runs.plan import configs_by_budget
+from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.work import (
     Solved,
     Task,
@@ -60,7 +61,6 @@ COMPARED: Final[tuple[Method, ...]] = ("full_kv", "helper", "best_of_n", "kv_res
 _SHOWN: Final[tuple[Method, ...]] = ("best_of_n", "helper", "kv_rescue")
 """The methods of the example."""
 
-_BUDGET_PATH: Final = "proposers.base.policy.evictor.budget"
 _MOST_PROBLEMS: Final = 10_000
 
 
@@ -169,16 +169,7 @@ class DemoPlan:
                 raise ConfigError(f"budget = {budget}: at least 1 entry must be kept")
         budgets = tuple(sorted(set(self.budgets)))
         object.__setattr__(self, "budgets", budgets)
-        configs = {
-            budget: load_config(
-                self.source,
-                (*self.overrides, f"{_BUDGET_PATH}={budget}"),
-                engine=self.engine,
-            )
-            for budget in budgets
-        }
-        for config in configs.values():
-            evictor_of(config)
+        configs = configs_by_budget(self.source, budgets, self.overrides, engine=self.engine)
         object.__setattr__(self, "configs", configs)
 
     @property
@@ -333,8 +324,8 @@ def _beside(tasks: Sequence[Task], workers: int) -> Generator[Solved, None, None
 
 def _row(cell: Cell, records: Sequence[Record]) -> Row:
     count = len(records)
-    base = [record.uses.get(BASE, Use()) for record in records]
-    helper = [record.uses.get(HELPER, Use()) for record in records]
+    base = [record.use(BASE) for record in records]
+    helper = [record.use(HELPER) for record in records]
     helper_steps = sum(use.committed_steps for use in helper)
     steps = sum(use.committed_steps for use in base) + helper_steps
     takes_part = cell[0] in ("helper", "kv_rescue") and steps > 0

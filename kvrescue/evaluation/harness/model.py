@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import kvrescue
 from kvrescue.config import config_hash
-from kvrescue.errors import ConfigError, KVRescueError
+from kvrescue.errors import ConfigError, KVRescueError, located
 from kvrescue.evaluation.harness.arguments import ModelArgs, from_json
 from kvrescue.evaluation.harness.generation import GenerationKwargs, cut
 from kvrescue.evaluation.methods import Indifferent, needs_no_scorer
@@ -151,7 +151,7 @@ class KVRescueLM(LM):  # type: ignore[misc]
                 one = asked[place]
                 if isinstance(outcome, KVRescueError):
                     if self.args.on_error == "raise":
-                        raise _named(outcome, one.where) from outcome
+                        raise located(one.where, outcome)
                     counts["failed"] += 1
                     _log.warning("no answer: %s: %s", one.where, outcome)
                     continue
@@ -194,7 +194,7 @@ class KVRescueLM(LM):  # type: ignore[misc]
                 sampling, limits = kwargs.applied(self.config, self.args.sampling)
                 question = as_question(text)
             except KVRescueError as error:
-                raise _named(error, _where(request.task_name, request.doc_id)) from error
+                raise located(_where(request.task_name, request.doc_id), error) from error
             if repeat := seen[id(request)]:
                 question = Question(question.text, f"{question.id}/{repeat}")
             seen[id(request)] += 1
@@ -281,10 +281,6 @@ def _close(rescue: Rescue, parts: Parts) -> None:
 
 def _where(task: str | None, doc: int | None) -> str:
     return f"task {task!r}, doc {doc}"
-
-
-def _named(error: KVRescueError, where: str) -> KVRescueError:
-    return type(error)(f"{where}: {error}")
 
 
 def _refuse_several_processes(environment: Mapping[str, str] = os.environ) -> None:

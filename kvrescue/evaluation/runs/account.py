@@ -52,18 +52,13 @@ class Account:
 
     def _generated(self, candidate: Candidate) -> None:
         use, n = self.uses[candidate.policy], candidate.n_tokens
-        aborted = candidate.verdict is not None
         self._change(
             candidate.policy,
-            candidates=use.candidates + 1,
-            generated=use.generated + n,
-            aborted=use.aborted + aborted,
-            aborted_tokens=use.aborted_tokens + n * aborted,
+            aborted_tokens=use.aborted_tokens + n * (candidate.verdict is not None),
             attended=use.attended + self._attended(candidate.policy, n),
         )
 
     def _committed(self, step: CommittedStep, caches: Mapping[str, CacheStats]) -> None:
-        winner = step.candidate
         pool = [
             candidate
             for candidate, score in zip(step.candidates, step.scores, strict=True)
@@ -73,23 +68,20 @@ class Account:
             self.scored += len(pool)
             self.scored_tokens += sum(candidate.n_tokens for candidate in pool)
         for name, use in self.uses.items():
-            if name == winner.policy:
-                self._change(
-                    name,
-                    committed_steps=use.committed_steps + 1,
-                    committed_tokens=use.committed_tokens + winner.n_tokens,
-                )
-            elif name in caches and caches[name].logical_length > self._length(name):
-                # Views are not advanced after the last step.
-                read = caches[name].logical_length - self._length(name)
+            if name not in caches:
+                continue
+            # None after the last step, which no view reads.
+            read = caches[name].logical_length - self._length(name)
+            if name != step.candidate.policy:
                 attended = use.attended + self._attended(name, read)
                 self._change(name, encoded=use.encoded + read, attended=attended)
-            if name in caches:
-                self._written[name] = caches[name].logical_length - self.uses[name].prompt
+            self._written[name] += read
 
     def _finished(self, solution: Solution) -> None:
         self.solution = solution
         self.seconds = time.monotonic() - self.started
+        for name, use in solution.tokens.items():
+            self._change(name, **dataclasses.asdict(use))
         for name, cache in solution.caches.items():
             self._change(
                 name,
@@ -120,15 +112,8 @@ class Accountant:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrajectoryStarted):
-            self._open[event.question.id] = Account()
-        question_id = (
-            event.question.id
-            if isinstance(event, TrajectoryStarted)
-            else event.solution.question.id
-            if isinstance(event, TrajectoryFinished)
-            else event.question_id
-        )
-        self._open[question_id].add(event)
+            self._open[event.question_id] = Account()
+        self._open[event.question_id].add(event)
 
     def take(self, question_id: str) -> Account:
         """The account of a question, which is then forgotten; empty when it never started."""

@@ -19,13 +19,13 @@ import gzip
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 from kvrescue.errors import ConfigError, RunError
+from kvrescue.evaluation.files import write_whole
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.record import Record, parse_record, record_line
 from kvrescue.evaluation.runs.settings import Setting
@@ -215,16 +215,7 @@ def _write_plan(folder: Path, problems: ProblemSet, settings: list[Setting]) -> 
         "problems": problems.data(),
         "settings": list(entries.values()),
     }
-    _write_whole(folder / _PLAN, json.dumps(plan, indent=1).encode())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """The old content or the new one, whatever happens."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    write_whole(folder / _PLAN, json.dumps(plan, indent=1).encode())
 
 
 # -- lines ------------------------------------------------------------------------------------
@@ -275,4 +266,4 @@ def _write_trace(path: Path, events: list[Event]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(as_dict(event), separators=(",", ":")) + "\n" for event in events)
-    _write_whole(path, gzip.compress("".join(lines).encode(), mtime=0))
+    write_whole(path, gzip.compress("".join(lines).encode(), mtime=0))

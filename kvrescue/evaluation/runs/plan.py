@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from kvrescue.config import ConfigSource, RescueConfig, load_config
 from kvrescue.engines import Engine
 from kvrescue.errors import ConfigError, UnknownNameError, nearest
-from kvrescue.evaluation.methods import BASE, HELPER, Method, evictor_of
+from kvrescue.evaluation.methods import (
+    BASE,
+    HELPER,
+    METHODS,
+    Method,
+    evictor_of,
+    require_proposers,
+)
 from kvrescue.evaluation.problems import ProblemSet
 from kvrescue.evaluation.runs.settings import Setting, distinct, setting_of
 from kvrescue.faults import whole_number
 
-__all__ = ["METHODS", "BenchPlan", "configs_by_budget"]
-
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
+__all__ = ["BenchPlan", "configs_by_budget"]
 
 _BUDGET_PATH: Final = f"proposers.{BASE}.policy.evictor.budget"
 
@@ -95,9 +100,7 @@ def configs_by_budget(
         ConfigError: a budget or the configuration makes no sense.
     """
     plain = load_config(source, overrides, engine=engine)
-    for name in (BASE, HELPER):
-        if name not in plain.proposers:
-            raise ConfigError(f"the methods compare proposers {BASE!r} and {HELPER!r}: no {name!r}")
+    require_proposers(plain)
     wanted = [whole_number("budget", budget, least=1) for budget in budgets]
     prompts = [] if problems is None else list(_prompts(plain, problems))
     configs = {}

@@ -101,6 +101,10 @@ class Record:
     """From start to end, other problems running beside it."""
     failure: Failure | None = None
 
+    def use(self, proposer: str) -> Use:
+        """A proposer's work; nothing where it takes no part."""
+        return self.uses.get(proposer, Use())
+
     @property
     def degraded(self) -> bool:
         return bool(self.degradations)

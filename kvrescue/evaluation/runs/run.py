@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvrescue.errors import RunError
-from kvrescue.evaluation.demo_data import versions
 from kvrescue.evaluation.grading import Grade, Grader, GradingRule
 from kvrescue.evaluation.runs.folder import RunWriter
 from kvrescue.evaluation.runs.plan import BenchPlan
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.runs.work import Task, solve_task, tasks_of, tiny_at_once
+from kvrescue.evaluation.surroundings import surroundings
 from kvrescue.evaluation.workers import in_workers
 from kvrescue.events import Event
 from kvrescue.faults import whole_number
@@ -99,7 +96,7 @@ def run_plan(
     """
     options = options or RunOptions()
     settings = plan.settings
-    with RunWriter(folder, plan.problems, settings, session()) as writer:
+    with RunWriter(folder, plan.problems, settings, surroundings()) as writer:
         tally = _Tally(plan, settings, writer, options, told)
         tasks = list(_tasks(plan, settings, writer, options))
         if tasks:
@@ -161,6 +158,7 @@ class _Tally:
         self.failures = 0
         self._writer, self._options, self._told = writer, options, told
         self._settings = {setting.key: setting for setting in settings}
+        self._whole = len(plan.problems) * sum(setting.weight for setting in settings)
         self._size = len(plan.problems)
         wanted = {problem.id for problem in plan.problems}
         self._done = dict.fromkeys(self._settings, 0)
@@ -193,16 +191,14 @@ class _Tally:
         self._correct[record.setting] += record.correct
 
     def _progress(self, record: Record) -> Progress:
-        weights = {key: setting.weight for key, setting in self._settings.items()}
-        whole = self._size * sum(weights.values())
-        done = sum(weights[key] * count for key, count in self._done.items())
+        done = sum(self._settings[key].weight * count for key, count in self._done.items())
         return Progress(
             setting=self._settings[record.setting],
             record=record,
             done=self._done[record.setting],
             correct=self._correct[record.setting],
             of=self._size,
-            share=done / whole,
+            share=done / self._whole,
             finished=self._finished,
             left=self._size * len(self._settings) - sum(self._done.values()),
         )
@@ -217,44 +213,3 @@ def graded(record: Record, grade: Grade) -> Record:
     for trouble in grade.troubles:
         rules[trouble.rule.value] = None
     return dataclasses.replace(record, answer=grade.answer, correct=grade.correct, rules=rules)
-
-
-def session() -> dict[str, Any]:
-    """What to note about a start: when, with which versions, on which machine."""
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": {
-            "system": platform.system(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "memory_gib": _memory(),
-            "gpus": _gpus(),
-        },
-    }
-
-
-def _processor() -> str:
-    return _field("/proc/cpuinfo", "model name") or platform.machine()
-
-
-def _memory() -> float | None:
-    total = _field("/proc/meminfo", "MemTotal")
-    return round(int(total.split()[0]) / 2**20, 1) if total else None
-
-
-def _gpus() -> list[str]:
-    folders = Path("/proc/driver/nvidia/gpus").glob("*/information")
-    return [_field(str(path), "Model") or "unknown" for path in sorted(folders)]
-
-
-def _field(path: str, name: str) -> str | None:
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kvrescue.config import RescueConfig, config_hash, load_config
@@ -26,7 +27,7 @@ class Setting:
     config: RescueConfig
     """Composed and complete; `seed` included."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Readable, and changes with every option that may change a result."""
         budget = "full" if self.budget is None else f"b{self.budget}"

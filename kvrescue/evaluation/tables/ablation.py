@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvrescue.evaluation.methods import BASE, Method
-from kvrescue.evaluation.runs.record import Record, Use
 from kvrescue.evaluation.tables.accuracy import FULL, budget_of
 from kvrescue.evaluation.tables.cells import Cell, Cells, generated
 from kvrescue.evaluation.tables.degeneration import DegenerationRule, cut_off
@@ -77,10 +76,6 @@ def _early_exit(cell: Cell) -> Estimate | None:
     if not cell.config.proposers[BASE].detectors:
         return None
 
-    def aborted(record: Record) -> float:
-        return record.uses.get(BASE, Use()).aborted
-
-    def drawn(record: Record) -> float:
-        return record.uses.get(BASE, Use()).candidates
-
-    return cell.quotient(aborted, drawn)
+    return cell.quotient(
+        lambda record: record.use(BASE).aborted, lambda record: record.use(BASE).candidates
+    )

@@ -83,8 +83,7 @@ def recovery_of(cells: Cells, method: Method, budget: int, n: int) -> Estimate |
         ],
         lambda sums: recovery(*sums),
     )
-    gap = gap_of(cells, budget, n)
-    return found if gap is not None and 100 * gap.value >= LEAST_GAP - 1e-9 else None
+    return found if has_gap(cells, budget, n) else None
 
 
 def gap_of(cells: Cells, budget: int, n: int) -> Estimate | None:
@@ -95,6 +94,12 @@ def gap_of(cells: Cells, budget: int, n: int) -> Estimate | None:
 
     full, evicted = cells.reference("full_kv", n), cells.get("best_of_n", budget, n)
     return paired([(full, correct), (evicted, correct)], lost)
+
+
+def has_gap(cells: Cells, budget: int, n: int) -> bool:
+    """Whether eviction lost enough to speak of a share of it."""
+    gap = gap_of(cells, budget, n)
+    return gap is not None and 100 * gap.value >= LEAST_GAP - 1e-9
 
 
 def recovery_table(cells: Cells) -> Table:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from kvrescue.config import RescueConfig, config_hash
 from kvrescue.evaluation.methods import BASE, HELPER, METHODS, Method
 from kvrescue.evaluation.runs.folder import Run
-from kvrescue.evaluation.runs.record import Record, Use
+from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.statistics import bootstrap_interval, clustered_interval
 from kvrescue.evaluation.tables.table import Estimate
@@ -49,7 +49,7 @@ def correct(record: Record) -> float:
 
 def generated(proposer: str) -> Measure:
     """Tokens that a proposer's candidates generated."""
-    return lambda record: record.uses.get(proposer, Use()).generated
+    return lambda record: record.use(proposer).generated
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _causal(prompt: int) -> float:
 
 def _cost(shape: ModelShape, tokens: int, attended: float) -> float:
     """Eq. 12, summed over tokens."""
-    return shape.dense_flops * tokens + 4 * shape.layers * shape.query_width * attended
+    return shape.dense_flops * tokens + shape.attention_flops(1) * attended
 
 
 def flops(record: Record, models: Models, alpha: float = ALPHA) -> dict[str, float] | None:

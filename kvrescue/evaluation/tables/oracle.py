@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from kvrescue.evaluation.statistics import LEAST_GAP
-from kvrescue.evaluation.tables.accuracy import gap_of
-from kvrescue.evaluation.tables.cells import Cell, Cells, Measure, Sums, correct, paired
+from kvrescue.evaluation.statistics import LEAST_GAP, recovery
+from kvrescue.evaluation.tables.accuracy import has_gap
+from kvrescue.evaluation.tables.cells import Cell, Cells, Measure, correct, paired
 from kvrescue.evaluation.tables.table import INTERVAL, Column, Estimate, Table, Value
 
 __all__ = ["oracle_n", "oracle_table"]
@@ -76,16 +76,11 @@ def _row(cells: Cells, budget: int, n: int) -> list[Value]:
     shares = [None if both is None else both.share(among(outcome)) for outcome in outcomes]
     oracle = None if both is None else both.share(either)
 
-    def recovered(sums: Sums) -> float | None:
-        oracle, evicted, full = sums
-        return (oracle - evicted) / (full - evicted) if full > evicted else None
-
-    gap = gap_of(cells, budget, n)
-    large = gap is not None and 100 * gap.value >= LEAST_GAP - 1e-9
-    recovery = (
-        paired([(both, either), (both, correct), (full, correct)], recovered) if large else None
-    )
-    return [len(pairs), *shares, oracle, _common(full, both), recovery]
+    recovered = None
+    if has_gap(cells, budget, n):
+        compared = [(full, correct), (both, correct), (both, either)]
+        recovered = paired(compared, lambda sums: recovery(*sums))
+    return [len(pairs), *shares, oracle, _common(full, both), recovered]
 
 
 def _only(cell: Cell, wanted: set[int]) -> Cell | None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from kvrescue.evaluation.methods import BASE
+from kvrescue.evaluation.methods import BASE, HELPER
 from kvrescue.evaluation.tables.accuracy import mean_recovery, recovery_of
 from kvrescue.evaluation.tables.cells import Cell, Cells, Sums, correct, generated, paired
 from kvrescue.evaluation.tables.comparisons import difference
-from kvrescue.evaluation.tables.sources import helper_share
+from kvrescue.evaluation.tables.sources import helper_share, written_by
 from kvrescue.evaluation.tables.table import Column, Estimate, Table
-from kvrescue.evaluation.tables.tokens import saving
+from kvrescue.evaluation.tables.tokens import saving, steps
 
 __all__ = ["Check", "checks", "shape_table"]
 
@@ -258,8 +258,5 @@ def _more_helper(below: Cell, above: Cell) -> Estimate | None:
 
     columns = []
     for cell in (below, above):
-        columns += [
-            (cell, lambda record: float(record.sources.count("helper"))),
-            (cell, lambda record: float(len(record.sources))),
-        ]
+        columns += [(cell, written_by(HELPER)), (cell, steps)]
     return paired(columns, gained)

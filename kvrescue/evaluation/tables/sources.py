@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from kvrescue.evaluation.methods import BASE, HELPER
-from kvrescue.evaluation.runs.record import Record
-from kvrescue.evaluation.tables.cells import Cell, Cells
+from kvrescue.evaluation.tables.cells import Cell, Cells, Measure
 from kvrescue.evaluation.tables.table import INTERVAL, Column, Estimate, Table, Value
 from kvrescue.evaluation.tables.tokens import steps
 
-__all__ = ["helper_share", "source_table"]
+__all__ = ["helper_share", "source_table", "written_by"]
 
 
-def _written_by(name: str, cell: Cell) -> Estimate | None:
-    def written(record: Record) -> float:
-        return record.sources.count(name)
+def written_by(name: str) -> Measure:
+    """Committed steps that a proposer wrote."""
+    return lambda record: record.sources.count(name)
 
-    return cell.quotient(written, lambda record: len(record.sources))
+
+def _share(name: str, cell: Cell) -> Estimate | None:
+    return cell.quotient(written_by(name), steps)
 
 
 def helper_share(cells: Cells, budget: int, n: int) -> Estimate | None:
     """Share of KV-Rescue's committed steps that the helper wrote."""
     cell = cells.get("kv_rescue", budget, n)
-    return None if cell is None else _written_by(HELPER, cell)
+    return None if cell is None else _share(HELPER, cell)
 
 
 def source_table(cells: Cells) -> Table:
@@ -33,7 +34,7 @@ def source_table(cells: Cells) -> Table:
             if cell is None:
                 rows.append((n, budget, None, None, None))
                 continue
-            shares = (_written_by(BASE, cell), _written_by(HELPER, cell))
+            shares = (_share(BASE, cell), _share(HELPER, cell))
             rows.append((n, budget, *shares, cell.mean(steps)))
     return Table(
         name="sources",

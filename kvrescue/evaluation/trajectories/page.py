@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvrescue.errors import ConfigError
+from kvrescue.evaluation.files import write_whole
 from kvrescue.evaluation.trajectories.data import Report
 
 __all__ = ["SCRIPTS", "embedded", "render", "script", "write_page"]
@@ -58,14 +59,9 @@ def write_page(report: Report, path: str | os.PathLike[str]) -> int:
     Raises:
         ConfigError: the file cannot be written.
     """
-    target, content = Path(path), render(report).encode()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    content = render(report).encode()
     try:
-        try:
-            part.write_bytes(content)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(Path(path), content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(

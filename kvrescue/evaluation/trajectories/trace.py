@@ -189,13 +189,10 @@ def trajectories(events: Iterable[Event]) -> list[Trajectory]:
     latest: dict[str, _Growing] = {}
     for event in events:
         if isinstance(event, TrajectoryStarted):
-            latest[event.question.id] = _Growing(event)
-            begun.append(latest[event.question.id])
+            latest[event.question_id] = _Growing(event)
+            begun.append(latest[event.question_id])
             continue
-        if isinstance(event, TrajectoryFinished):
-            asked = event.solution.question.id
-        else:
-            asked = event.question_id
+        asked = event.question_id
         growing = latest.get(asked)
         if growing is None:
             raise RunError(f"question {asked!r}: the trace tells of no start")
