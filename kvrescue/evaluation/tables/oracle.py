@@ -78,8 +78,8 @@ def _row(cells: Cells, budget: int, n: int) -> list[Value]:
 
     recovered = None
     if has_gap(cells, budget, n):
-        compared = [(full, correct), (both, correct), (both, either)]
-        recovered = paired(compared, lambda sums: recovery(*sums))
+        compared = [(both, either), (both, correct), (full, correct)]
+        recovered = paired(compared, lambda sums: recovery(*reversed(sums)))
     return [len(pairs), *shares, oracle, _common(full, both), recovered]
 
 
