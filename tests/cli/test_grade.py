@@ -43,6 +43,16 @@ def test_an_unclosed_box_is_no_answer(rule: str) -> None:
     assert "right" not in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [(r"\boxed{}", "the last box is empty"), ("4", "no box"), (r"\boxed{4", "not closed")],
+)
+def test_why_there_is_no_answer(response: str, why: str) -> None:
+    (line, *_) = Ran("grade", response, "4").stdout.splitlines()
+    assert line.startswith("answer: none")
+    assert why in line
+
+
 def test_bad_input() -> None:
     assert "expected 'exact' or 'math'" in fails(4, "ConfigError", "grade", "x", "4", "--rule", "y")
     assert "gold = '0.5'" in fails(4, "ConfigError", "grade", "x", "0.5", "--rule", "exact")
