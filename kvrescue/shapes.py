@@ -181,7 +181,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         raise ModelLoadError(f"{file.parent} holds no {file.name}")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

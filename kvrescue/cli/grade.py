@@ -65,6 +65,6 @@ def _response(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError("the response on standard input is not UTF-8 text") from error

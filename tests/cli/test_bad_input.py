@@ -54,6 +54,16 @@ class TestQuestions:
         asked = Ran("solve", "-f", str(file), "--config", config, "--json")
         assert asked.json["question"]["text"] == "how many?"
 
+    def test_nor_is_one_on_standard_input(self, config: str) -> None:
+        asked = Ran("solve", "--config", config, "--json", stdin=b"\xef\xbb\xbfhow many?")
+        assert asked.json["question"]["text"] == "how many?"
+
+    def test_nor_does_one_spoil_a_configuration(self, config: str) -> None:
+        marked = Path(config)
+        plain = Ran("config", "--config", config).stdout
+        marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes())
+        assert Ran("config", "--config", config).stdout == plain
+
     def test_the_longest_one(self, config: str, tmp_path: Path) -> None:
         file = tmp_path / "longest.txt"
         file.write_text("x" * MAX_QUESTION_CHARACTERS + "\n")

@@ -145,6 +145,12 @@ def test_a_folder_and_its_file_are_the_same(tmp_path: Path, form: str) -> None:
     assert found == shape_from_config(CONFIG, path)
 
 
+def test_a_mark_at_the_start_of_the_file_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
+    assert shape_of(str(file)) == shape_from_config(CONFIG, str(file))
+
+
 @pytest.mark.parametrize(
     "name", ["7C", "", "  ", "Qwen/Qwen2.5-14B", "x" * 5000, "a\0b", "no/where"]
 )
