@@ -290,9 +290,7 @@ class TestUsage:
             (("bench", "report", "-1"), "{} after --"),
         ],
     )
-    def test_values_that_begin_with_a_dash(
-        self, arguments: tuple[str, ...], way_out: str
-    ) -> None:
+    def test_values_that_begin_with_a_dash(self, arguments: tuple[str, ...], way_out: str) -> None:
         assert way_out.format(self.DASHED) in fails(2, "UsageError", *arguments)
 
     @pytest.mark.parametrize("arguments", [("problem", "-z"), ("solve", "--sed", "3")])
