@@ -150,7 +150,7 @@ def _read(source: ConfigSource) -> tuple[dict[str, Any], Path]:
         return _parse(presets.read(source), f"preset {source!r}"), Path.cwd()
     path = Path(source).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error

@@ -7,6 +7,7 @@ A shape is read from a `config.json` in Hugging Face form, or known by name: the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -181,7 +182,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         raise ModelLoadError(f"{file.parent} holds no {file.name}")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -196,6 +197,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _REWARD_HEAD: Final = "ForProcessRewardModel"
 _LABELS: Final = 2
+_WORDS: Final = re.compile(r"[A-Z][a-z]+")
 
 
 def shape_from_config(
@@ -221,9 +223,15 @@ def shape_from_config(
             f"{', '.join(_FAMILIES)}; describe others with kvrescue.cost.ModelShape"
         )
     _refuse_windows(config, family, where)
+    _refuse_other_kinds(config, family, where)
     layers, hidden = fields.number("num_hidden_layers"), fields.number("hidden_size")
     heads = fields.number("num_attention_heads")
     kv_heads = fields.number("num_key_value_heads", heads if family == "llama" else None)
+    if heads % kv_heads:
+        raise ModelLoadError(
+            f"{where}: num_key_value_heads = {kv_heads}: expected a divisor of "
+            f"num_attention_heads = {heads}"
+        )
     if family == "qwen3":
         head_dim = fields.number("head_dim", 128)
     elif config.get("head_dim") is None and hidden % heads:
@@ -233,6 +241,11 @@ def shape_from_config(
         )
     else:
         head_dim = fields.number("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise ModelLoadError(
+            f"{where}: head_dim = {head_dim}: expected an even number, because rotary positions "
+            "turn pairs (where it is missing, it is hidden_size / num_attention_heads)"
+        )
     ffn = fields.number("intermediate_size")
     queries, keys = heads * head_dim, kv_heads * head_dim
 
@@ -266,7 +279,7 @@ def _ends(fields: _Fields, hidden: int) -> int:
     kind = str(architectures[0]) if isinstance(architectures, list) else str(architectures)
     if kind.endswith(_REWARD_HEAD):
         return vocabulary + hidden * hidden + hidden + _LABELS * (hidden + 1)
-    if kind.endswith("ForCausalLM"):
+    if kind.endswith("ForCausalLM") and not {"Moe", "Mixtral"} & {*_WORDS.findall(kind)}:
         return vocabulary * (1 if fields.flag("tie_word_embeddings") else 2)
     raise ModelLoadError(
         f"{fields.where}: architectures = {kind!r}: parameters are counted for ...ForCausalLM and "
@@ -276,12 +289,46 @@ def _ends(fields: _Fields, hidden: int) -> int:
 
 def _refuse_windows(config: Mapping[str, Any], family: str, where: str) -> None:
     """A cache that a sliding window bounds is not that of the paper's equations."""
+    layers = config.get("layer_types")
+    kinds = {str(kind) for kind in layers} if isinstance(layers, list) else set()
+    if other := kinds - {"full_attention"}:
+        raise ModelLoadError(
+            f"{where}: layer_types holds {min(other)!r}: the equations know full attention only"
+        )
     used = family == "mistral" or bool(config.get("use_sliding_window"))
     if used and family != "llama" and config.get("sliding_window") is not None:
         raise ModelLoadError(
             f"{where}: sliding_window = {config['sliding_window']!r}: the equations know no layers "
             "with a sliding window"
         )
+
+
+_OF_OTHER_KINDS: Final = {
+    "a mixture of experts": (
+        *("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok"),
+        *("moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts"),
+    ),
+    "latent attention": ("kv_lora_rank", "q_lora_rank"),
+    "cross-attention": ("cross_attention_layers",),
+}
+"""Fields that no family here has: who wrote them means a model with other caches or parameters."""
+
+
+def _refuse_other_kinds(config: Mapping[str, Any], family: str, where: str) -> None:
+    for kind, names in _OF_OTHER_KINDS.items():
+        for name in names:
+            if config.get(name) is not None:
+                raise ModelLoadError(
+                    f"{where}: {name} = {_short(config[name])}: a field of {kind}, which "
+                    f"{family} has not; describe such models with kvrescue.cost.ModelShape"
+                )
+    if config.get("is_encoder_decoder"):
+        raise ModelLoadError(f"{where}: is_encoder_decoder: the equations know decoders only")
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
 
 
 class _Fields:
@@ -298,9 +345,14 @@ class _Fields:
                 raise ModelLoadError(f"{self.where}: {name} is missing; expected a whole number")
             return default
         try:
-            return whole_number(name, value, 1)
+            number = whole_number(name, value, 1)
         except ConfigError as error:
             raise ModelLoadError(f"{self.where}: {error}") from error
+        if number > MOST:
+            raise ModelLoadError(
+                f"{self.where}: {name} is more than 10^15: expected a whole number of at most that"
+            )
+        return number
 
     def flag(self, name: str) -> bool:
         value = self.config.get(name, False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from kvrescue.cli.bench_report import warn_of_damaged
-from kvrescue.cli.console import emit_json, human, messages
+from kvrescue.cli.console import counted, emit_json, human, messages
 from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
 from kvrescue.cli.options import (
     Config,
@@ -174,10 +174,12 @@ def run(
         where = None if files is None else str(files.report)
         emit_json({"run": str(out), "failures": failures, "report": where})
     else:
-        settings = f"{len(plan.settings)} settings of {asked.describe()}"
-        human().print(f"{settings} are in {out}", markup=False, soft_wrap=True)
+        settings = counted(len(plan.settings), "setting")
+        text = f"{out}: {settings} of {asked.describe()}"
+        human().print(text, markup=False, soft_wrap=True)
         if failures:
-            human().print(f"{failures} problems failed; the same command tries them again")
+            failed = counted(failures, "problem")
+            human().print(f"{failed} failed; the same command tries again")
         if files is not None:
             human().print(f"report: {files.report}", markup=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvrescue.cli.bench_report import warn_of_damaged
-from kvrescue.cli.console import emit_json, human
+from kvrescue.cli.console import counted, emit_json, human
 from kvrescue.cli.options import Json
 from kvrescue.errors import InputError
 
@@ -70,13 +70,9 @@ def trajectories(
         emit_json(told)
         return
     counts = [
-        _counted(len(report.chunks), "problem"),
-        _counted(len(report.index["settings"]), "setting"),
-        _counted(report.trajectories, "trajectory", "trajectories"),
+        counted(len(report.chunks), "problem"),
+        counted(len(report.index["settings"]), "setting"),
+        counted(report.trajectories, "trajectory", "trajectories"),
         f"{report.traced} of them with their steps",
     ]
     human().print(f"{out}: {', '.join(counts)}", soft_wrap=True, markup=False)
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

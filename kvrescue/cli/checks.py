@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvrescue.cli.check import Check
+from kvrescue.cli.console import counted
 from kvrescue.cli.vllm_checks import companion_checks, vllm_checks, vllm_extra
 from kvrescue.errors import KVRescueError
 
@@ -176,7 +177,9 @@ def _generator(model: str) -> Check:
         )
     seconds = time.monotonic() - started
     return Check(
-        model, "ok", f"{len(ours)} greedy tokens equal to transformers' own, {seconds:.1f} s"
+        model,
+        "ok",
+        f"{counted(len(ours), 'greedy token')} equal to transformers' own, {seconds:.1f} s",
     )
 
 

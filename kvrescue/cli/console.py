@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ["emit_json", "human", "messages", "source_style"]
+__all__ = ["counted", "emit_json", "human", "messages", "source_style"]
 
 _PLAIN_WIDTH = 120
 """Columns where the width of the terminal is unknown (a pipe, a file)."""
@@ -43,6 +43,11 @@ def _console(*, stderr: bool) -> Console:
 def emit_json(data: Any) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number and what it counts: `1 step`, `2 steps`; `many` is what is no `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def source_style(name: str, names: tuple[str, ...]) -> str:

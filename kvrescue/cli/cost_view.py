@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvrescue.cli.console import counted
 from kvrescue.cost import METHODS, REPORTED_GAIN, CostMethod, CostModel, Fit, ModelShape, Part
 
 __all__ = ["show_cost"]
@@ -36,7 +37,7 @@ def show_cost(
         _show(console, _problem(model, counts))
         _note(
             console,
-            f"Every token is charged as one that sees {_count(model.length)} tokens. Left out: "
+            f"Every token is charged as one that sees {_tokens(model.length)}. Left out: "
             "reading the prompt and the other model's steps.",
         )
     if fits is not None:
@@ -98,7 +99,7 @@ def _models(model: CostModel) -> Table:
 def _memory(model: CostModel) -> Table:
     parts = _parts(model)
     table = _table(
-        f"KV cache of one problem, {_count(model.length)} tokens of context, "
+        f"KV cache of one problem, {_tokens(model.length)} of context, "
         f"budget {_count(model.budget)} + window {_count(model.window)}",
         "method", *parts, "together", "vs full KV",
     )  # fmt: skip
@@ -113,20 +114,20 @@ def _memory(model: CostModel) -> Table:
 
 def _memory_note(model: CostModel) -> str:
     note = (
-        f"Evicted, a sequence of the base holds {_count(model.held)} of {_count(model.length)} "
-        f"tokens, {model.eviction_saving:.1f} times fewer (Eq. 10). "
+        f"Evicted, a sequence of the base holds {_count(model.held)} of "
+        f"{_tokens(model.length)}, {model.eviction_saving:.1f} times fewer (Eq. 10). "
     )
     if model.memory_crossover is None:
         return note + "KV-Rescue always needs more than full KV: the helper's cache is no smaller."
     return note + (
-        f"KV-Rescue needs no more than full KV from {_count(model.memory_crossover)} tokens of "
+        f"KV-Rescue needs no more than full KV from {_tokens(model.memory_crossover)} of "
         "context on (Eq. 11)."
     )
 
 
 def _compute(model: CostModel) -> Table:
     table = _table(
-        f"Compute of one generated token at {_count(model.length)} tokens of context",
+        f"Compute of one generated token at {_tokens(model.length)} of context",
         "model", "linear layers", "attention", "eviction", "together", "vs full KV",
     )  # fmt: skip
     base, helper, length = model.base, model.helper, model.length
@@ -161,7 +162,7 @@ def _compute_note(model: CostModel) -> str:
     note = (
         f"A token of the helper costs {100 * model.helper_fraction:.1f} % of one of the evicted "
         f"base (rho, Eq. 15). Evicting is cheaper per token from "
-        f"{_count(round(model.compute_crossover))} tokens on (Eq. 14, alpha = {model.alpha:.3g}); "
+        f"{_tokens(round(model.compute_crossover))} on (Eq. 14, alpha = {model.alpha:.3g}); "
         f"here {_gain(model)}."
     )
     if model.base.name not in ("7B", "72B"):
@@ -260,6 +261,10 @@ def _times(full: float, other: float) -> str:
 
 def _count(number: int) -> str:
     return f"{number:,}"
+
+
+def _tokens(number: int) -> str:
+    return counted(number, "token")
 
 
 def _bytes(size: float) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvrescue.cli.console import source_style
+from kvrescue.cli.console import counted, source_style
 from kvrescue.cli.live import one_line
 from kvrescue.evaluation.demo import LEAST_GAP, DemoPlan, DemoReport, Example, Row, Setting
 from kvrescue.evaluation.demo_data import engines, first_wrong_step
@@ -43,8 +43,8 @@ def show_report(console: Console, report: DemoReport) -> None:
     plan = report.plan
     console.print(
         Text(
-            f"{plan.problems} test problems, seed {plan.seed}, measured{_where(plan)} in "
-            f"{report.seconds:.0f} s.",
+            f"{counted(plan.problems, 'test problem')}, seed {plan.seed}, "
+            f"measured{_where(plan)} in {report.seconds:.0f} s.",
             style="dim",
         )
     )
@@ -91,7 +91,7 @@ def _solution(example: Example, solution: Solution) -> Text:
     text = Text()
     for number, step in enumerate(solution.steps):
         if number == _MOST_LINES:
-            text.append(f"... {len(solution.steps) - number} more steps\n", style="dim")
+            text.append(f"... {counted(len(solution.steps) - number, 'more step')}\n", style="dim")
             break
         text.append_text(_step(step, wrong=number == wrong))
     right = example.bill.grade(solution.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from kvrescue.faults import translated
 __all__ = ["DEBUG_VARIABLE", "CommandGroup", "SubGroup", "exit_codes"]
 
 DEBUG_VARIABLE: Final = "KVRESCUE_DEBUG"
+
+_SHOWN: Final = 40
+"""Characters of a value that are shown."""
 
 USAGE: Final = 2
 BROKEN_PIPE: Final = 141
@@ -105,7 +109,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         return USAGE
     usage = callable(getattr(error, "format_message", None))  # click's, or typer's copy of it
     if usage:
-        kind, message, code = "UsageError", _usage(error), USAGE
+        kind, message, code = "UsageError", _usage(error, arguments), USAGE
     elif isinstance(error, KVRescueError):
         kind, message, code = type(error).__name__, str(error), error.exit_code
     else:
@@ -146,7 +150,7 @@ def _show_where(error: BaseException, arguments: Sequence[str]) -> None:
         traceback.print_exception(error, file=sys.stderr)
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, arguments: Sequence[str]) -> str:
     """A usage error in one line, with the nearest name and where help is."""
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
@@ -154,13 +158,28 @@ def _usage(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption" and context is not None:
         params = context.command.get_params(context)
         names = [name for p in params for name in (*p.opts, *p.secondary_opts) if name[:2] == "--"]
-        message = f"no option {option}{nearest(str(option), names)}"
+        name = str(option)
+        known = nearest(name, names) if name.lstrip("-")[:1].isalpha() else ""
+        message = f"no option {name}{known}{_dashed(name, context, arguments)}"
     elif isinstance(error.__cause__, ValidationError) and getattr(error, "param", None):
         item = error.__cause__.errors(include_url=False)[0]
         told = translated(None, item)["type"]
         message = f"{error.param.opts[0]} = {item['input']!r}: {told}"
     help_ = f" (see {context.command_path} --help)" if context is not None else ""
     return f"{message[:1].lower()}{message[1:].removesuffix('.')}{help_}"
+
+
+def _dashed(option: str, context: Any, arguments: Sequence[str]) -> str:
+    """The way out of a value that begins with a dash, such as `-3`, and was taken for an option;
+    empty where it must be a misspelt one."""
+    letter = option.lstrip("-")[:1].isalpha()
+    takes_values = any(p.param_type_name == "argument" for p in context.command.get_params(context))
+    if letter and (option.startswith("--") or not takes_values):
+        return ""
+    # Of `-30`, the parser names `-3`.
+    given = next((given for given in _options(arguments) if given.startswith(option)), option)
+    shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}..."
+    return f"; a value that begins with a dash stands after --, as in `-- {shlex.quote(shown)}`"
 
 
 def _forgive_encodings() -> None:

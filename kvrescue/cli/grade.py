@@ -38,10 +38,12 @@ def grade(
     By the paper's rule and by math-verify, or by whole numbers alone. The exit code is 0 whatever
     the verdict. Try `kvrescue grade '\\boxed{\\frac12}' 0.5`.
     """
+    from kvrescue.answers import why_no_answer
     from kvrescue.evaluation.grading import Grade, Grader
 
+    text = _response(response)
     with Grader(workers=1, timeout=timeout) as grader:
-        found: Grade = grader.grade(_response(response), gold, rule)
+        found: Grade = grader.grade(text, gold, rule)
     if json:
         emit_json(found.as_dict())
         return
@@ -54,7 +56,7 @@ def grade(
             if name in troubles:
                 said.append(f" ({troubles[name]})", style="yellow")
             table.add_row(name, said)
-    none = "none: there is no box, or the last one is not closed"
+    none = f"none: {why_no_answer(text)}"
     human().print(Text(f"answer: {none if found.answer is None else found.answer}"))
     human().print(table)
 
@@ -63,6 +65,6 @@ def _response(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError("the response on standard input is not UTF-8 text") from error

@@ -10,7 +10,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from kvrescue.cli.console import source_style
+from kvrescue.cli.console import counted, source_style
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -111,7 +111,9 @@ class LiveView:
         answer = "no answer" if solution.answer is None else f"answer {solution.answer}"
         self.console.print()
         line = Text(answer, style="bold green" if solution.answer is not None else "bold red")
-        line.append(f"  ({len(solution.steps)} steps, ended by {solution.stop.value}, ", style="")
+        line.append(
+            f"  ({counted(len(solution.steps), 'step')}, ended by {solution.stop.value}, ", style=""
+        )
         line.append(f"seed {solution.seed})")
         self.console.print(line)
         self.console.print(_tokens(solution), _caches(solution))

@@ -142,7 +142,7 @@ def _read(stream: IO[str]) -> str:
     """A whole question and no more: a file of gigabytes is refused, not read."""
     from kvrescue.questions import MAX_QUESTION_CHARACTERS
 
-    text = stream.read(MAX_QUESTION_CHARACTERS + 2).strip("\r\n")
+    text = stream.read(MAX_QUESTION_CHARACTERS + 3).removeprefix("\ufeff").strip("\r\n")
     if len(text) > MAX_QUESTION_CHARACTERS:
         raise InputError(
             f"the question has more than {MAX_QUESTION_CHARACTERS} characters, the limit"

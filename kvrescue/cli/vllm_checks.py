@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvrescue.cli.check import Check
+from kvrescue.cli.console import counted
 from kvrescue.errors import DependencyError
 
 __all__ = ["companion_checks", "vllm_checks", "vllm_extra"]
@@ -83,7 +84,8 @@ def vllm_checks(way_out: str) -> list[Check]:
         return [imported, Check(ENGINE, "fail", detail, way_out)]
     count, evictions = len(ours["tokens"]), ours["evictions"]
     detail = (
-        f"{count} greedy tokens under eviction ({evictions} evictions) equal to the torch engine's,"
+        f"{counted(count, 'greedy token')} under eviction ({counted(evictions, 'eviction')}) "
+        "equal to the torch engine's,"
         f" {seconds:.1f} s"
     )
     return [imported, Check(ENGINE, "ok", detail)]

@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Generic, TypeVar, cast
@@ -175,6 +176,9 @@ def _deaf_children() -> Iterator[None]:
             handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
     try:
+        # It starts with the first process, and (before Python 3.13) unblocks both on the way.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

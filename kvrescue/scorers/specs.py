@@ -137,11 +137,11 @@ class HTTPPRMSpec(ScorerSpec):
     """Never shown, and left out where the configuration is written down."""
     api_key_env: str = Field(default="VLLM_API_KEY", min_length=1)
     """Environment variable that holds the key where `api_key` is not given."""
-    timeout: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    timeout: float = Field(default=120.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds that one answer may take."""
-    retries: int = Field(default=4, ge=0)
+    retries: int = Field(default=4, ge=0, le=100)
     """How often a request is repeated when the server cannot be reached, or is busy."""
-    backoff: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    backoff: float = Field(default=0.5, ge=0, le=86_400, allow_inf_nan=False)
     """Seconds before the first repetition; doubled each time, at most 30."""
     concurrency: int = Field(default=8, ge=1)
     """Requests at the server at once; each holds the candidates of one step."""

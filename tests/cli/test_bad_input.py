@@ -54,6 +54,16 @@ class TestQuestions:
         asked = Ran("solve", "-f", str(file), "--config", config, "--json")
         assert asked.json["question"]["text"] == "how many?"
 
+    def test_nor_is_one_on_standard_input(self, config: str) -> None:
+        asked = Ran("solve", "--config", config, "--json", stdin=b"\xef\xbb\xbfhow many?")
+        assert asked.json["question"]["text"] == "how many?"
+
+    def test_nor_does_one_spoil_a_configuration(self, config: str) -> None:
+        marked = Path(config)
+        plain = Ran("config", "--config", config).stdout
+        marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes())
+        assert Ran("config", "--config", config).stdout == plain
+
     def test_the_longest_one(self, config: str, tmp_path: Path) -> None:
         file = tmp_path / "longest.txt"
         file.write_text("x" * MAX_QUESTION_CHARACTERS + "\n")
@@ -224,6 +234,8 @@ class TestRuns:
 
 
 class TestUsage:
+    DASHED = "that begins with a dash stands"
+
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -262,6 +274,33 @@ class TestUsage:
         found = fails(2, "UsageError", *arguments)
         assert message in found
         assert "\n" not in found
+
+    @pytest.mark.parametrize(
+        ("arguments", "way_out"),
+        [
+            (("grade", r"\boxed{-3}", "-3"), "no option -3; a value {} after --, as in `-- -3`"),
+            (("grade", r"\boxed{-3}", "-30"), "{} after --, as in `-- -30`"),
+            (("grade", "-.5", "-.5"), "{} after --, as in `-- -.5`"),
+            (("grade", "x", r"-\frac12"), r"{} after --, as in `-- '-\frac12'`"),
+            (("grade", "x", "-(1,2)"), "{} after --, as in `-- '-(1,2)'`"),
+            (("grade", "x", "-x"), "valid: --help, --json, --rule, --timeout; a value {} after --"),
+            (("grade", "x", "--3"), "{} after --, as in `-- --3`"),
+            (("solve", "-3 + 5?"), "{} after --, as in `-- '-3 + 5?'`"),
+            (("problem", "-5"), "{} after --"),
+            (("bench", "report", "-1"), "{} after --"),
+        ],
+    )
+    def test_values_that_begin_with_a_dash(self, arguments: tuple[str, ...], way_out: str) -> None:
+        assert way_out.format(self.DASHED) in fails(2, "UsageError", *arguments)
+
+    @pytest.mark.parametrize("arguments", [("problem", "-z"), ("solve", "--sed", "3")])
+    def test_a_misspelt_option_is_no_value(self, arguments: tuple[str, ...]) -> None:
+        assert "after --" not in fails(2, "UsageError", *arguments)
+
+    @pytest.mark.parametrize("value", ["-3", "-x", r"-\frac12"])
+    def test_the_way_out_works(self, value: str) -> None:
+        ran = Ran("grade", "--rule", "math", "--json", "--", rf"\boxed{{{value}}}", value)
+        assert ran.json["correct"]
 
     def test_an_option_without_its_value(self) -> None:
         assert Ran("solve", "--file").stderr == "error: option '--file' requires an argument\n"

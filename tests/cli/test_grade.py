@@ -43,9 +43,23 @@ def test_an_unclosed_box_is_no_answer(rule: str) -> None:
     assert "right" not in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [(r"\boxed{}", "the last box is empty"), ("4", "no box"), (r"\boxed{4", "not closed")],
+)
+def test_why_there_is_no_answer(response: str, why: str) -> None:
+    (line, *_) = Ran("grade", response, "4").stdout.splitlines()
+    assert line.startswith("answer: none")
+    assert why in line
+
+
 def test_bad_input() -> None:
     assert "expected 'exact' or 'math'" in fails(4, "ConfigError", "grade", "x", "4", "--rule", "y")
     assert "gold = '0.5'" in fails(4, "ConfigError", "grade", "x", "0.5", "--rule", "exact")
     assert "timeout = 0.0" in fails(4, "ConfigError", "grade", "x", "4", "--timeout", "0")
+    for seconds in ("1e308", "inf", "nan", "1e-300", "86401"):
+        told = fails(4, "ConfigError", "grade", "x", "4", "--timeout", seconds)
+        assert told.startswith("timeout = ")
+        assert told.endswith("from 0.01 to 86400")
     fails(3, "InputError", "grade", "-", "4", stdin=b"\xff\xfe")
     fails(2, "UsageError", "grade", "x")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrescue.answers import extract_answer
+from kvrescue.answers import extract_answer, why_no_answer
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,27 @@ from kvrescue.answers import extract_answer
 )
 def test_examples(text: str, answer: str | None) -> None:
     assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (r"\boxed{}", "empty"),
+        (r"\boxed{4} or \fbox{ }", "empty"),
+        (r"\boxed{4} \boxed{5", "not closed"),
+        (r"\boxed{4} \boxed", "not closed"),
+        ("4", "no box"),
+        (r"as \boxed says", "no box"),
+    ],
+)
+def test_why_there_is_none(text: str, why: str) -> None:
+    assert extract_answer(text) is None
+    assert why in why_no_answer(text)
+
+
+@given(st.text(alphabet="\\{}boxed f7", max_size=60))
+def test_either_an_answer_or_why_there_is_none(text: str) -> None:
+    assert (extract_answer(text) is None) is bool(why_no_answer(text))
 
 
 @given(st.text(), st.text(alphabet="ab 1+", min_size=1).filter(str.strip), st.text())

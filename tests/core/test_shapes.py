@@ -145,6 +145,12 @@ def test_a_folder_and_its_file_are_the_same(tmp_path: Path, form: str) -> None:
     assert found == shape_from_config(CONFIG, path)
 
 
+def test_a_mark_at_the_start_of_the_file_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
+    assert shape_of(str(file)) == shape_from_config(CONFIG, str(file))
+
+
 @pytest.mark.parametrize(
     "name", ["7C", "", "  ", "Qwen/Qwen2.5-14B", "x" * 5000, "a\0b", "no/where"]
 )
@@ -190,9 +196,15 @@ def test_key_value_heads_are_those_of_the_queries_in_old_llamas_only() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, math.nan, "2", True, [2], 10**20])
-@pytest.mark.parametrize("field", ["num_hidden_layers", "vocab_size", "num_key_value_heads"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "intermediate_size", "vocab_size"),
+    ],
+)
 def test_wrong_numbers(field: str, value: object) -> None:
-    with pytest.raises(ModelLoadError, match=r"^here: "):
+    with pytest.raises(ModelLoadError, match=rf"^here: {field} "):
         shape_from_config({**CONFIG, field: value}, "m", where="here")
 
 
@@ -204,6 +216,18 @@ def test_wrong_numbers(field: str, value: object) -> None:
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures = "),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
         ({"hidden_size": 30}, "head_dim is missing"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: expected a divisor of num_att"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads = 8: expected a divisor of num_att"),
+        ({"head_dim": 5}, "head_dim = 5: expected an even number"),
+        ({"hidden_size": 20}, "head_dim = 5: expected an even number"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "architectures = 'Qwen2MoeForCausalLM'"),
+        ({"architectures": ["MixtralForCausalLM"]}, "architectures = 'MixtralForCausalLM'"),
+        ({"num_local_experts": 8}, "num_local_experts = 8: a field of a mixture of experts"),
+        ({"num_experts": 1}, "num_experts = 1: a field of a mixture of experts"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank = 512: a field of latent attention"),
+        ({"cross_attention_layers": [3]}, "cross_attention_layers = "),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types holds 'sliding_"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window = 4096"),
         (
             {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True},
@@ -214,6 +238,24 @@ def test_wrong_numbers(field: str, value: object) -> None:
 def test_models_that_the_equations_do_not_know(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelLoadError, match=f"^here: .*{told.replace('[', '.')}"):
         shape_from_config({**CONFIG, **changes}, "m", where="here")
+
+
+def test_fields_of_other_kinds_that_are_null_say_nothing() -> None:
+    nothing = {"num_local_experts": None, "kv_lora_rank": None, "is_encoder_decoder": False}
+    nothing |= {"layer_types": ["full_attention"] * 2}
+    assert shape_from_config({**CONFIG, **nothing}, "m") == shape_from_config(CONFIG, "m")
+
+
+@given(heads=st.integers(1, 40), kv_heads=st.integers(1, 40), head_dim=st.integers(1, 20))
+def test_heads_share_evenly_or_are_refused(heads: int, kv_heads: int, head_dim: int) -> None:
+    config = {**CONFIG, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    config["head_dim"] = head_dim
+    if heads % kv_heads or head_dim % 2:
+        with pytest.raises(ModelLoadError, match=r"^here: (num_key_value_heads|head_dim) = "):
+            shape_from_config(config, "m", where="here")
+    else:
+        shape = shape_from_config(config, "m")
+        assert shape.query_width % (shape.kv_heads * shape.head_dim) == 0
 
 
 def test_a_window_that_is_off_is_none() -> None:

@@ -274,7 +274,7 @@ class TestCommand:
         assert [run["rows"]["done"] for run in told] == [1, 2]
         assert list(told[0]["other_compositions"]) == ["made"]
         text = (folder / "report" / "report.md").read_text()
-        assert "left out: `cold` (1 settings)" in text
+        assert "left out: `cold` (settings: 1)" in text
         result = CliRunner().invoke(app, [str(folder), "--composition", "mode"])
         assert isinstance(result.exception, UnknownNameError)
 

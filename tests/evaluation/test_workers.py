@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +76,25 @@ def test_leaving_early_ends_the_workers_at_once() -> None:
         pids = [next(found).message for _ in range(2)]
     assert time.monotonic() - started < 600  # the tasks would take an hour
     assert all(isinstance(pid, int) and not alive(pid) for pid in pids)
+
+
+def test_no_worker_hears_ctrl_c_not_even_the_first() -> None:
+    """In a process of its own: the first one brings multiprocessing's resource tracker along."""
+    code = """
+import json
+from kvrescue.evaluation.workers import in_workers
+from tests.evaluation.work import blocked
+if __name__ == "__main__":
+    found = [found.message for found in in_workers(blocked, [0, 1, 2], 3)]
+    print(json.dumps([sorted(numbers) for numbers in found if numbers is not None]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    masks = json.loads(done.stdout)
+    assert (len(masks), done.stderr) == (3, "")
+    assert all(signal.SIGINT in mask and signal.SIGTERM not in mask for mask in masks)

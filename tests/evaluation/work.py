@@ -17,6 +17,11 @@ def count_up(task: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield start, start + i
 
 
+def blocked(_: int) -> Iterator[set[int]]:
+    """Yields the numbers of the signals that this process does not get."""
+    yield {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
 def misbehave(task: str) -> Iterator[object]:
     """Yields its own process id, then does what the task says."""
     yield os.getpid()

@@ -534,3 +534,17 @@ def test_without_httpx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(DependencyError, match=r"pip install 'kvrescue\[http\]'"):
         Parts().scorer(HTTPPRMSpec(url="http://h:1", model="m"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("timeout", 1e308, "a number greater than 0 and at most 86400"),
+        ("timeout", float("inf"), "a number greater than 0 and at most 86400"),
+        ("backoff", 1e308, "a number from 0 to 86400"),
+        ("retries", 10**6, "a whole number from 0 to 100"),
+    ],
+)
+def test_seconds_and_repetitions_are_bounded(field: str, value: float, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{field} = .*: expected {expected}"):
+        HTTPPRMSpec(**{"url": "http://h:1", "model": "m", field: value})

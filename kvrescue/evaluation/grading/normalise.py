@@ -79,6 +79,7 @@ _SYNONYMS: Final = {
     "rvert": "|",
     "vert": "|",
     "varnothing": "emptyset",
+    "Bbb": "mathbb",
     "rightarrow": "to",
     "operatorname": "text",
     "textbf": "text",
@@ -144,13 +145,27 @@ def _words(text: str) -> str:
     return text if number is None else str(number)
 
 
-_ARGUMENTS: Final = {"frac": 2, "binom": 2, "sqrt": 1}
-_TAKES_ARGUMENTS: Final = re.compile(r"\\(frac|binom|sqrt)(?![a-zA-Z])\s*(\[[^\[\]]*\])?")
-_ARGUMENT: Final = re.compile(r"\s*(\\(?!frac|binom|sqrt)[a-zA-Z]+|[0-9a-zA-Z])\s*")
+_ARGUMENTS: Final = {
+    "frac": 2,
+    "binom": 2,
+    "sqrt": 1,
+    "mathbb": 1,
+    "mathcal": 1,
+    "vec": 1,
+    "hat": 1,
+    "bar": 1,
+    "overline": 1,
+    "overrightarrow": 1,
+}
+_WITH_ARGUMENTS: Final = "|".join(_ARGUMENTS)
+_TAKES_ARGUMENTS: Final = re.compile(rf"\\({_WITH_ARGUMENTS})(?![a-zA-Z])\s*(\[[^\[\]]*\])?")
+_ARGUMENT: Final = re.compile(
+    rf"\s*(\\(?!(?:{_WITH_ARGUMENTS})(?![a-zA-Z]))[a-zA-Z]+|[0-9a-zA-Z])\s*"
+)
 
 
 def _braces(text: str) -> str:
-    """`\\frac12` and `\\frac\\pi2` and `\\sqrt2` with their braces."""
+    """`\\frac12`, `\\frac\\pi2`, `\\sqrt2` and `\\mathbb R` with their braces."""
     for command in reversed(list(_TAKES_ARGUMENTS.finditer(text))):  # the inner ones first
         position = command.end()
         for _ in range(_ARGUMENTS[command[1]]):

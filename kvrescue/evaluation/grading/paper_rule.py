@@ -20,6 +20,7 @@ from kvrescue.evaluation.grading.numbers import is_close_or_percent, plain_numbe
 from kvrescue.evaluation.grading.structure import (
     Parts,
     both_signs,
+    by_name,
     equation,
     parts,
     rows,
@@ -37,7 +38,10 @@ def paper_equal(answer: str, gold: str) -> bool:
 
     It may take for ever and all memory: call it through `Grader` where answers are not trusted.
     """
-    return _equal(normalise(answer), normalise(gold))
+    try:
+        return _equal(normalise(answer), normalise(gold))
+    except RecursionError:  # brackets inside brackets by the thousand: no answer is one
+        return False
 
 
 def _equal(a: str, b: str) -> bool:
@@ -94,6 +98,9 @@ def _alone(text: str) -> Parts:
 def _same_parts(a: Parts | None, b: Parts | None) -> bool:
     if a is None or b is None or len(a.entries) != len(b.entries):
         return False
+    named, others = by_name(a.entries), by_name(b.entries)
+    if named is not None and others is not None and named.keys() == others.keys():
+        return all(_equal(said, others[name]) for name, said in named.items())
     if a.ordered and b.ordered:
         return all(_equal(x, y) for x, y in zip(a.entries, b.entries, strict=True))
     return _matched(a.entries, b.entries)

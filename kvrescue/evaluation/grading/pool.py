@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import math
 import os
 import queue
 import signal
@@ -41,7 +40,11 @@ _RULES: Final = {
 }
 _MOST_WORKERS: Final = 4
 """Unless more are asked for: grading is cheap, models need the cores."""
+_MOST_ASKED: Final = 1024
+_SECONDS: Final = (0.01, 86_400)
+"""Less would be none for a timer, and what takes more than a day is stuck."""
 _LEAST_MEMORY_MB: Final = 256
+_MOST_MEMORY_MB: Final = 1 << 30
 
 _CLOSED: Final = "the grader is closed: make another one"
 
@@ -66,23 +69,26 @@ class Grader:
         memory_mb: int = 1024,
     ) -> None:
         """Args:
-            workers: processes; by default as many as there are processors, up to 4.
-            timeout: seconds of processor time that each rule may take for an answer (by the clock,
-                on a busy machine, up to six times as many and 10 s more).
-            memory_mb: MiB of address space that a worker may have; at least 256.
+            workers: processes, at most 1024; by default as many as there are processors, up to 4.
+            timeout: seconds of processor time that each rule may take for an answer, from 0.01 to
+                86400 (by the clock, on a busy machine, up to six times as many and 10 s more).
+            memory_mb: MiB of address space that a worker may have; from 256 to 2^30.
 
         Raises:
-            ConfigError: a value makes no sense.
+            ConfigError: a value makes no sense, or is out of range.
         """
         usable = min(_MOST_WORKERS, os.cpu_count() or 1)
-        count = usable if workers is None else whole_number("workers", workers, 1)
+        count = usable if workers is None else _whole("workers", workers, 1, _MOST_ASKED)
+        least, most = _SECONDS
         if (
             isinstance(timeout, bool)
             or not isinstance(timeout, int | float)
-            or not (math.isfinite(timeout) and timeout > 0)
+            or not least <= timeout <= most
         ):
-            raise ConfigError(f"timeout = {timeout!r}: expected a finite number of seconds above 0")
-        memory = whole_number("memory_mb", memory_mb, _LEAST_MEMORY_MB) << 20
+            raise ConfigError(
+                f"timeout = {timeout!r}: expected a number of seconds from {least:g} to {most}"
+            )
+        memory = _whole("memory_mb", memory_mb, _LEAST_MEMORY_MB, _MOST_MEMORY_MB) << 20
         self._lanes = _Lanes(count, float(timeout), memory)
         self._finalizer = weakref.finalize(self, self._lanes.close)
 
@@ -165,6 +171,13 @@ class Grader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    number = whole_number(name, value, least)
+    if number > most:
+        raise ConfigError(f"{name} = {value!r}: expected a whole number of at most {most}")
+    return number
 
 
 def _as_rule(rule: GradingRule | str) -> GradingRule:

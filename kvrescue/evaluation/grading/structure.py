@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Parts", "both_signs", "equation", "parts", "rows", "without_subject"]
+__all__ = ["Parts", "both_signs", "by_name", "equation", "parts", "rows", "without_subject"]
 
 _OPENING: Final = "([{"
 _CLOSING: Final = ")]}"
@@ -97,6 +98,17 @@ def without_subject(text: str) -> str:
     if found is None or "=" in (rest := text[found.end() :].strip()) or not rest:
         return text
     return rest
+
+
+def by_name(entries: Sequence[str]) -> dict[str, str] | None:
+    """What each of `x=1,y=2` says of its subject; None unless all have one, each another."""
+    found = {}
+    for entry in entries:
+        rest = without_subject(entry)
+        if rest == entry:
+            return None
+        found[entry[: -len(rest)].strip().casefold()] = rest
+    return found if len(found) == len(entries) else None
 
 
 def equation(text: str) -> tuple[str, str] | None:

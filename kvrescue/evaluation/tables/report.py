@@ -189,7 +189,9 @@ def _head(cells: Cells) -> Iterable[str]:
     for versions in about["versions"]:
         lines.append(f"- Versions: {', '.join(f'{k} {v}' for k, v in versions.items())}.")
     if cells.others:
-        names = ", ".join(f"`{name}` ({len(keys)} settings)" for name, keys in cells.others.items())
+        names = ", ".join(
+            f"`{name}` (settings: {len(keys)})" for name, keys in cells.others.items()
+        )
         lines.append(
             f"- Composition: `{cells.composition}`, the settings that differ in method, budget, N "
             f"and seed alone. The folder holds others, which are left out: {names}; "

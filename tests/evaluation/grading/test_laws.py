@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvrescue.evaluation.grading.normalise import normalise
@@ -104,6 +104,84 @@ def test_sets_come_in_any_order(entries: list[int], random: object) -> None:
     assert paper_equal(*texts)
     missing = rf"\{{{','.join(map(str, entries[1:]))}\}}"
     assert not paper_equal(texts[0], missing)
+
+
+NAMES = st.sampled_from(["x", "y", "z", r"\alpha", "x_1", "x_2", "f(x)", "AB"])
+
+
+@given(st.dictionaries(NAMES, SMALL, min_size=2, max_size=4), st.data())
+@pytest.mark.parametrize("brackets", ["", "()", r"\{ \}"])
+def test_names_are_said_in_any_order(
+    brackets: str, said: dict[str, int], data: st.DataObject
+) -> None:
+    opening, closing = brackets.split() if " " in brackets else (brackets[:1], brackets[1:])
+
+    def text(values: dict[str, int], names: list[str]) -> str:
+        return opening + ",".join(f"{name}={values[name]}" for name in names) + closing
+
+    names = list(said)
+    other = data.draw(st.permutations(names))
+    assert paper_equal(text(said, names), text(said, other))
+    first, *_, last = names
+    wrong = {**said, first: said[last] + 1, last: said[first] - 1}
+    assume(all(not close_or_percent(wrong[name], said[name]) for name in (first, last)))
+    assert not paper_equal(text(said, names), text(wrong, other))
+
+
+def close_or_percent(x: int, y: int) -> bool:
+    return x == y or 100 * x == y or x == 100 * y
+
+
+NOTHING = st.sampled_from(["0", "(1-1)", r"(\sqrt4-2)", r"\log 1", "((x+1)^2-x^2-2x-1)"])
+AROUND = st.sampled_from(["@", "x=@", "(@,1)", r"\{@\}", "@+1", "y<@", r"\sqrt{@}"])
+
+
+@settings(max_examples=40)
+@given(SMALL, SMALL, NOTHING, AROUND)
+def test_what_is_undefined_is_itself_and_nothing_else(a: int, b: int, zero: str, form: str) -> None:
+    left, right = (form.replace("@", rf"\frac{{{top}}}{{{zero}}}") for top in (a, b))
+    assert paper_equal(left, right) is (a == b)
+
+
+TOKENS = st.sampled_from(
+    [
+        *("f(5)", "x", "y", "(", ")", "{", "}", "[", "]", r"\{", r"\}", "0", "1", "5", "i", "e"),
+        *("+", "-", "*", "/", "=", "<", r"\le", ",", "|", "'", ":", "_", r"\in", r"\cup", r"\pm"),
+        *(r"\frac{1}{0}", r"\frac{", r"\sqrt{", r"\infty", r"\lim_{x\to0}", r"\mod", r"\binom{2}"),
+        *(
+            r"\log",
+            r"\sin",
+            r"\pi",
+            r"\vec{x}",
+            r"\mathbb{R}",
+            r"\emptyset",
+            r"\overline{z}",
+            "d/dx",
+        ),
+        *(r"\lfloor", r"\rfloor", r"\begin{pmatrix}1\\2\end{pmatrix}", r"\int_0^1 x dx"),
+    ]
+)
+
+
+@given(
+    st.lists(TOKENS, max_size=6).map("".join), ANSWERS | st.lists(TOKENS, max_size=4).map("".join)
+)
+def test_whatever_cannot_be_read_is_a_verdict(answer: str, gold: str) -> None:
+    assert paper_equal(answer, gold) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("f(5)", "5"),
+        (r"\lim_{x\to0}\lim_{x\to0}\infty xd/dx", "x"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}\{d/dx", r"\vec{x}\mod 0"),
+        ("(" * 5000 + "1" + ")" * 5000, "2"),
+    ],
+)
+def test_what_sympy_raises_over_is_not_equal(answer: str, gold: str) -> None:
+    assert not paper_equal(answer, gold)
+    assert not paper_equal(gold, answer)
 
 
 @given(SMALL, SMALL, SMALL.filter(bool))

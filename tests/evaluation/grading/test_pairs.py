@@ -60,6 +60,15 @@ EQUAL = [
     ("(a+b)(c)", "ac+bc"),
     ("(0.5, 2)", r"(\frac12, \sqrt4)"),
     (r"\begin{bmatrix}0.5\\2\end{bmatrix}", r"\begin{pmatrix}1/2\\2\end{pmatrix}"),
+    ("1/0", r"\dfrac10"),
+    ("x=1,y=2", "y=2, x=1"),
+    ("x_1=0.5,x_2=3", r"x_{2}=3\text{ and }x_{1}=\frac12"),
+    ("x=1,y=2", "1,2"),
+    (r"\mathbb{R}", r"\mathbb{R}"),
+    (r"\mathbb R", r"\mathbb{R}"),
+    (r"\Bbb{R}", r"x\in\mathbb{R}"),
+    (r"\overline{z}", r"\overline z"),
+    (r"2\infty", r"\infty"),
 ]
 DIFFERENT = [
     *DESTROYED,
@@ -78,6 +87,21 @@ DIFFERENT = [
     ("0", "0.001"),
     ("", ""),
     ("5", ""),
+    ("1/0", "2/0"),
+    ("0/0", "1/0"),
+    ("0/0", r"\infty-\infty"),
+    ("1/0", r"\infty"),
+    ("1/0", r"\log 0"),
+    ("1/0,2", "3/0,2"),
+    ("x=1/0", "x=2/0"),
+    ("1/0<x", "2/0<x"),
+    ("1<2", "3<4"),
+    ("f(5)", "5"),
+    ("x=1,y=2", "y=1,x=2"),
+    ("x=1,y=2", "x=2,y=1"),
+    (r"\{x=1,y=2\}", r"\{x=2,y=1\}"),
+    (r"\mathbb{R}", r"\mathbb{Z}"),
+    (r"\mathbb{R}", "R"),
 ]
 
 

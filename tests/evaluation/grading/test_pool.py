@@ -353,9 +353,14 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
         ({"timeout": -1.0}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
         ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": 1e308}, "timeout"),
+        ({"timeout": 10**400}, "timeout"),
+        ({"timeout": 1e-300}, "timeout"),
         ({"timeout": "5"}, "timeout"),
         ({"timeout": True}, "timeout"),
         ({"memory_mb": 1}, "memory_mb"),
+        ({"memory_mb": 10**30}, "memory_mb"),
+        ({"workers": 10**9}, "workers"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], field: str) -> None:
