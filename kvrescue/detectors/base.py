@@ -135,7 +135,8 @@ class Detector(Options, abc.ABC):
     @property
     def threshold_now(self) -> float:
         """What the option of the `cutoff` is set to."""
-        return float(getattr(self, self.known_cutoff.option))
+        value: float = getattr(self, self.known_cutoff.option)
+        return value
 
     def check(self, source: Source) -> None:  # optional hook
         """Raise `DetectorError` when this detector can never fire on `source`."""
