@@ -118,7 +118,7 @@ def _changed(detectors: list[Detector], threshold: DetectorThreshold) -> Detecto
     if other:
         told = "; ".join(f"{n} = {m!r}, calibrated with {t!r}" for n, (m, t) in other.items())
         raise CalibrationError(
-            f"detector {threshold.kind!r}: {told}. A threshold holds for its window only: calibrate "
-            "for these options"
+            f"detector {threshold.kind!r}: {told}. A threshold holds for its window only: "
+            "calibrate for these options"
         )
     return detector.at(threshold.proposed)

@@ -104,7 +104,9 @@ def most_failures(trials: int, target: float, level: float = LEVEL) -> int | Non
     low, high = 0, trials
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if upper_bound(middle, trials, level) <= target else (low, middle)
+        low, high = (
+            (middle, high) if upper_bound(middle, trials, level) <= target else (low, middle)
+        )
     return low
 
 

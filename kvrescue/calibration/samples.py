@@ -208,7 +208,7 @@ def _of_setting(run: Run, setting: Setting, samples: Samples) -> Iterator[Sample
         try:
             found = trajectories(run.events(setting.key, problem.id) or [])
         except RunError:
-            samples.damaged.append(f"{run.path.name}: {setting.key}, {problem.id}")
+            samples.damaged.append(str(run.path.name / run.trace_file(setting.key, problem.id)))
             continue
         for trajectory in found:
             samples.trajectories += 1
@@ -286,5 +286,3 @@ def facts_of(config: RescueConfig, *, scored: bool = True) -> dict[str, Any]:
     facts["limits"] = data["limits"]
     facts["stop_at_answer"] = data["stop_at_answer"]
     return facts
-
-

@@ -1,0 +1,186 @@
+"""`kvrescue calibrate`: thresholds of the detectors from recorded traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from kvrescue.cli.console import emit_json, human
+from kvrescue.cli.options import (
+    Config,
+    Json,
+    Overrides,
+    PluginList,
+    Preset,
+    chosen_source,
+    load_plugins,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvrescue.calibration import AtBudget, Calibration, DetectorThreshold, Rate, Rates, Samples
+    from kvrescue.calibration.samples import Degenerate, Healthy
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of `bench run`, with traces.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where to write (default: RUN/calibration)."),
+    ] = None,
+    false_aborts: Annotated[
+        float,
+        typer.Option(
+            "--false-aborts",
+            metavar="SHARE",
+            help="Most that the 95 % bound on the share of aborted healthy candidates may be.",
+        ),
+    ] = 0.01,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option("--budget", metavar="B", help="Only this budget; may be repeated (all)."),
+    ] = None,
+    healthy: Annotated[
+        str,
+        typer.Option(
+            "--healthy",
+            metavar="right|full-kv",
+            help="Healthy are: steps of the evicted base committed on the way to a right answer, "
+            "or what the base writes and ends by itself with its full cache.",
+        ),
+    ] = "right",
+    degenerate: Annotated[
+        str,
+        typer.Option(
+            "--degenerate",
+            metavar="either|cut|loop",
+            help="Degenerate are, in wrong trajectories: candidates that a limit cut off, those "
+            "that repeat themselves, or both.",
+        ),
+    ] = "either",
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="S", help="Draws the half of the problems that chooses."),
+    ] = 0,
+    preset: Preset = None,
+    config: Config = None,
+    overrides: Overrides = None,
+    plugin: PluginList = None,
+    json: Json = False,
+) -> None:
+    """Propose thresholds for the detectors, from recorded traces with known outcomes.
+
+    One half of the problems chooses, the other half measures. The detectors are those of the runs'
+    kv_rescue, or of --preset or --config. Needs the extra `eval`.
+    """
+    from kvrescue import calibration as made
+    from kvrescue.config import load_config
+    from kvrescue.evaluation.methods import BASE, require_proposers
+    from kvrescue.evaluation.runs.folder import Run
+    from kvrescue.evaluation.tables.drawing import require_matplotlib
+
+    require_matplotlib()
+    load_plugins(plugin)
+    read = [Run.read(run) for run in runs]
+    if preset is None and config is None and not overrides:
+        detectors = made.configured_detectors(read)
+    else:
+        chosen = load_config(chosen_source(preset, config), overrides or ())
+        require_proposers(chosen)
+        detectors = chosen.proposers[BASE].detectors
+    samples = made.read_samples(read, detectors)
+    found = made.calibrate(
+        samples,
+        false_aborts=false_aborts,
+        healthy=cast("Healthy", healthy),
+        degenerate=cast("Degenerate", degenerate),
+        seed=seed,
+        budgets=budget or None,
+    )
+    files = made.write_calibration(found, samples, out or runs[0] / "calibration")
+    if json:
+        emit_json(found.data())
+        return
+    _show(found, samples)
+    human().print(f"written: {files.calibration}", markup=False, soft_wrap=True)
+
+
+def _show(found: Calibration, samples: Samples) -> None:
+    console = human()
+    made = found.made_for
+    lines = [
+        f"{made.get('base.model', 'base')}, evictor {made.get('evictor', {}).get('kind')}: "
+        f"{len(samples.found)} candidates of {found.trajectories} trajectories in "
+        f"{', '.join(found.runs)} ({', '.join(found.problem_sets)})",
+        f"target: at most {_percent(found.target)} of healthy candidates aborted (95 % bound, "
+        f"problems as trials); healthy: {found.healthy}, degenerate: {found.degenerate}",
+    ]
+    lines += [f"damaged, left out: {name}" for name in found.damaged]
+    for line in lines:
+        console.print(line, markup=False)
+    for at in found.budgets:
+        console.print(_table(at))
+        for threshold in at.detectors:
+            if threshold.why_not is not None:
+                console.print(f"{threshold.name}: {threshold.why_not}", markup=False)
+        for override in at.overrides():
+            console.print(f"--set {override}", markup=False, soft_wrap=True)
+
+
+def _table(at: AtBudget) -> Table:
+    from rich.table import Table
+
+    counts = at.counts
+    table = Table(
+        title=f"B = {at.budget}: {counts.healthy} healthy candidates of {counts.healthy_problems} "
+        f"problems, {counts.degenerate} degenerate ones of {counts.degenerate_problems}",
+        caption="Rates on the half of the problems that did not choose: share (95 % bound), aborted "
+        "of all.",
+    )
+    for label in (
+        "Detector",
+        "Threshold",
+        "False aborts",
+        "Degenerate caught",
+        "full-KV",
+        "helper",
+    ):
+        table.add_column(label)
+    for threshold in at.detectors:
+        table.add_row(*_row(threshold, "now", threshold.present, threshold.now))
+        if threshold.proposed is not None and threshold.measured is not None:
+            row = _row(threshold, "proposed", threshold.proposed, threshold.measured)
+            others = (threshold.others.get(name) for name in ("full-KV", "helper"))
+            table.add_row(*row, *(_rate(rate) for rate in others), style="bold")
+        table.add_section()
+    table.add_row("all together", "now", *_rates(at.together_now))
+    table.add_row("", "proposed", *_rates(at.together), style="bold")
+    return table
+
+
+def _row(threshold: DetectorThreshold, which: str, value: float, rates: Rates) -> list[str]:
+    name = threshold.name if which == "now" else ""
+    told = f"{which}: {threshold.fires} {value:g} {threshold.unit}".rstrip()
+    return [name, told, *_rates(rates)]
+
+
+def _rates(rates: Rates) -> tuple[str, str]:
+    return _rate(rates.false_aborts), _rate(rates.caught, low=True)
+
+
+def _rate(rate: Rate | None, *, low: bool = False) -> str:
+    if rate is None or rate.share is None:
+        return "-"
+    bound = f"> {_percent(rate.low)}" if low else f"< {_percent(rate.high)}"
+    return f"{_percent(rate.share)} ({bound}), {rate.aborted} of {rate.candidates}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
