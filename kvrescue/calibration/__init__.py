@@ -22,13 +22,14 @@ from kvrescue.calibration.result import (
     Rates,
 )
 from kvrescue.calibration.samples import Sample, Samples, configured_detectors, read_samples
-from kvrescue.calibration.writing import write_calibration
+from kvrescue.calibration.writing import Files, provenance, snippet, write_calibration
 
 __all__ = [
     "AtBudget",
     "Calibration",
     "Counts",
     "DetectorThreshold",
+    "Files",
     "Rate",
     "Rates",
     "Sample",
@@ -39,8 +40,10 @@ __all__ = [
     "configured_detectors",
     "least_trials",
     "lower_bound",
+    "provenance",
     "read_samples",
     "remarks",
+    "snippet",
     "upper_bound",
     "write_calibration",
 ]

@@ -11,6 +11,7 @@ from kvrescue.config import RescueConfig
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import CalibrationError
 from kvrescue.evaluation.methods import BASE, evictor_of, require_proposers
+from kvrescue.types import Candidate
 
 __all__ = ["apply", "check_tokenizer", "remarks"]
 
@@ -67,18 +68,18 @@ def remarks(config: RescueConfig, calibration: Calibration) -> list[str]:
     return lines
 
 
-def check_tokenizer(calibration: Calibration, fingerprint: str) -> None:
-    """Refuse a base whose tokenizer is not the calibrated one, whatever its name says.
+def check_tokenizer(calibration: Calibration, candidate: Candidate) -> None:
+    """Refuse a base whose tokenizer is not the calibrated one, whatever its model's name says.
 
     Args:
         calibration: that was applied.
-        fingerprint: `Candidate.tokenizer` of the base.
+        candidate: any; those of others than the base are not looked at.
 
     Raises:
         CalibrationError: they differ.
     """
-    known = calibration.made_for.get("tokenizer", "")
-    if known and fingerprint != known:
+    known, fingerprint = calibration.made_for.get("tokenizer"), candidate.tokenizer
+    if candidate.policy == BASE and known and fingerprint != known:
         raise CalibrationError(
             f"the base's tokenizer is {fingerprint}, the calibration was made with {known}: the "
             "model of that name is another one now; calibrate again"

@@ -1,6 +1,7 @@
 """Samples: what detectors measure of recorded candidates, with how their trajectories ended.
 
-Only candidates that no detector screened are samples: the others end where a threshold cut them off.
+Only candidates that no detector screened are samples: the others end where a
+threshold cut them off.
 """
 
 from __future__ import annotations

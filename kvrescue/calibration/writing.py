@@ -93,8 +93,8 @@ def provenance(found: Calibration, at: AtBudget) -> list[str]:
         f"budget {at.budget}, {options}",
         f"tokenizer {made.get('tokenizer')}, sampling "
         + ", ".join(f"{n} {v!r}" for n, v in made.get("sampling", {}).items()),
-        f"false aborts at most {found.target:g} (95 % bound by problems); healthy: {found.healthy}, "
-        f"degenerate: {found.degenerate}",
+        f"false aborts at most {found.target:g} (95 % bound by problems); healthy: "
+        f"{found.healthy}, degenerate: {found.degenerate}",
     ]
 
 

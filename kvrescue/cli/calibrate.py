@@ -139,10 +139,11 @@ def _table(at: AtBudget) -> Table:
 
     counts = at.counts
     table = Table(
-        title=f"B = {at.budget}: {counts.healthy} healthy candidates of {counts.healthy_problems} "
-        f"problems, {counts.degenerate} degenerate ones of {counts.degenerate_problems}",
-        caption="Rates on the half of the problems that did not choose: share (95 % bound), aborted "
-        "of all.",
+        title=f"B = {at.budget}: {counts.healthy} healthy candidates of "
+        f"{counts.healthy_problems} problems, {counts.degenerate} degenerate ones of "
+        f"{counts.degenerate_problems}",
+        caption="Rates on the half of the problems that did not choose: share (95 % bound), "
+        "aborted of all.",
     )
     for label in (
         "Detector",

@@ -119,7 +119,7 @@ def percent(estimates: Iterable[Estimate]) -> tuple[list[float], list[list[float
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, ...]:
-    """Write a figure in every format; within `rc_context(RC)` the bytes depend on the data alone."""
+    """Write a figure in every format. Within `rc_context(RC)` the bytes depend on data alone."""
     files = []
     for form in FORMATS:
         file = folder / f"{name}.{form}"
