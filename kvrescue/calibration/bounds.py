@@ -78,7 +78,7 @@ def upper_bound(failures: int, trials: int, level: float = LEVEL) -> float:
     _check(failures, trials)
     if failures == trials:
         return 1.0
-    return float(_beta().ppf(level, failures + 1, trials - failures))
+    return _quantile(level, failures + 1, trials - failures)
 
 
 def lower_bound(successes: int, trials: int, level: float = LEVEL) -> float:
@@ -86,7 +86,7 @@ def lower_bound(successes: int, trials: int, level: float = LEVEL) -> float:
     _check(successes, trials)
     if successes == 0:
         return 0.0
-    return float(_beta().ppf(1 - level, successes, trials - successes + 1))
+    return _quantile(1 - level, successes, trials - successes + 1)
 
 
 def least_trials(target: float, level: float = LEVEL) -> int:
@@ -115,9 +115,10 @@ def _check(successes: int, trials: int) -> None:
         raise ValueError(f"{successes} of {trials} trials")
 
 
-def _beta():  # type: ignore[no-untyped-def]
+def _quantile(share: float, a: float, b: float) -> float:
+    """Of the beta distribution."""
     try:
         from scipy.stats import beta
     except ModuleNotFoundError as error:
         raise missing_package("a calibration's exact bounds", error) from error
-    return beta
+    return float(beta.ppf(share, a, b))

@@ -77,7 +77,8 @@ def _severest_that_passes(known: Sequence[tuple[float, str]], allowed: int) -> f
     for value, group in groupby(reversed(known), key=lambda pair: pair[0]):
         shares += [1 / sizes[problem] for _, problem in group]
         if whole(math.fsum(shares)) > allowed:
-            return value
+            passes: float = value
+            return passes
     raise AssertionError("a target below 1 lets no threshold abort everything")
 
 

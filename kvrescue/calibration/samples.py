@@ -217,6 +217,7 @@ def _of_setting(run: Run, setting: Setting, samples: Samples) -> Iterator[Sample
                 for place, candidate in enumerate(round_.candidates):
                     if candidate.policy != proposer:
                         continue
+                    _refuse_screened(candidate, f"{run.path.name}: {setting.key}, {problem.id}")
                     if group != "helper":
                         _one_tokenizer(samples.facts, candidate)
                     yield Sample(
@@ -230,6 +231,14 @@ def _of_setting(run: Run, setting: Setting, samples: Samples) -> Iterator[Sample
                         cut=is_cut(candidate, limit),
                         loop=is_loop(candidate),
                     )
+
+
+def _refuse_screened(candidate: Candidate, where: str) -> None:
+    if candidate.verdict is not None:
+        raise CalibrationError(
+            f"a candidate was aborted by {candidate.verdict.detector!r} where none should be "
+            f"screened ({where}): such values are cut off at a threshold"
+        )
 
 
 def _one_tokenizer(facts: dict[str, Any], candidate: Candidate) -> None:

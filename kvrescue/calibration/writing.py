@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Files", "provenance", "snippet", "write_calibration"]
 
 _MEASURED: Final = {
-    "entropy": "Largest mean entropy over {window} tokens (nats)",
-    "gzip": "Least gzip ratio over {window_chars} characters (bytes/bytes)",
-    "ngram": "Longest span of a repeated pattern (tokens)",
+    "entropy": "Largest mean entropy\nover {window} tokens (nats)",
+    "gzip": "Least gzip ratio over\n{window_chars} characters (bytes/bytes)",
+    "ngram": "Longest span of a\nrepeated pattern (tokens)",
 }
 
 
@@ -123,7 +123,8 @@ def draw(at: AtBudget, samples: Samples) -> Figure | None:
     figure, panels = panels_for(len(shown), share_y=False)
     for panel, (threshold, values) in zip(panels, shown, strict=True):
         _panel(panel, threshold, values)
-    legend(figure, panels[0])
+    fullest = max(range(len(shown)), key=lambda place: (len(shown[place][1]), -place))
+    legend(figure, panels[fullest])
     return figure
 
 
@@ -153,6 +154,7 @@ def _panel(panel: Axes, threshold: DetectorThreshold, values: dict[str, list[flo
     if threshold.proposed is not None:
         marks.append(Mark(threshold.proposed, "proposed", BLUE, "-"))
     histogram(panel, values, marks)
-    label = _MEASURED.get(threshold.kind, f"{threshold.kind} ({threshold.unit})")
-    panel.set_xlabel(label.format_map(threshold.options))
+    label = _MEASURED.get(threshold.kind)
+    unit = f" ({threshold.unit})" if threshold.unit else ""
+    panel.set_xlabel(label.format_map(threshold.options) if label else f"{threshold.kind}{unit}")
     panel.set_ylabel("Candidates (%)")
