@@ -139,7 +139,11 @@ def test_what_the_full_cache_writes_may_stand_for_healthy() -> None:
 def test_what_counts_as_degenerate(definition: Any, caught: int) -> None:
     kinds = [{"cut": True, "loop": False}, *[{"cut": False, "loop": True}] * 2]
     wrong = [bad(f"q{i}", 5.0, **kind) for i, kind in enumerate(kinds)]
-    spared = [bad("r", 5.0, right=True, committed=False), bad("s", 5.0, cut=False), bad("t", 5.0, group="full-KV")]
+    spared = [
+        bad("r", 5.0, right=True, committed=False),
+        bad("s", 5.0, cut=False),
+        bad("t", 5.0, group="full-KV"),
+    ]
     good = [sample(f"p{i}", 1.0) for i in range(120)]
     made = calibrate(samples(good + wrong + spared), false_aborts=0.05, degenerate=definition)
     assert made.at(16).counts.degenerate == caught
