@@ -4,7 +4,7 @@
     from kvrescue.evaluation.runs.folder import Run
 
     runs = [Run.read("runs/tiny")]
-    samples = calibration.read_samples(runs, calibration.configured_detectors(runs))
+    samples = calibration.read_samples(runs, calibration.recorded_config(runs))
     found = calibration.calibrate(samples, false_aborts=0.01)
     print(found.at(16).overrides())
 
@@ -21,7 +21,7 @@ from kvrescue.calibration.result import (
     DetectorThreshold,
     Rates,
 )
-from kvrescue.calibration.samples import Sample, Samples, configured_detectors, read_samples
+from kvrescue.calibration.samples import Sample, Samples, read_samples, recorded_config
 from kvrescue.calibration.writing import Files, provenance, snippet, write_calibration
 
 __all__ = [
@@ -37,11 +37,11 @@ __all__ = [
     "apply",
     "calibrate",
     "check_tokenizer",
-    "configured_detectors",
     "least_trials",
     "lower_bound",
     "provenance",
     "read_samples",
+    "recorded_config",
     "remarks",
     "snippet",
     "upper_bound",

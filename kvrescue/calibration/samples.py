@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from kvrescue.config import RescueConfig
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import CalibrationError, RunError
-from kvrescue.evaluation.methods import BASE, HELPER, Method
+from kvrescue.evaluation.methods import BASE, HELPER, Method, require_proposers
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.trajectories.trace import trajectories
@@ -27,11 +27,11 @@ __all__ = [
     "Healthy",
     "Sample",
     "Samples",
-    "configured_detectors",
     "facts_of",
     "is_cut",
     "is_loop",
     "read_samples",
+    "recorded_config",
 ]
 
 Healthy: TypeAlias = Literal["right", "full-kv"]
@@ -129,8 +129,8 @@ class Samples:
         return sorted({s.budget for s in self.found if s.budget is not None})
 
 
-def configured_detectors(runs: Iterable[Run]) -> tuple[Detector, ...]:
-    """The base's detectors in the KV-Rescue that a run holds, the last one of the first run.
+def recorded_config(runs: Iterable[Run]) -> RescueConfig:
+    """The KV-Rescue that a run holds, the last one of the first run: its base has the detectors.
 
     Raises:
         CalibrationError: no run knows a KV-Rescue.
@@ -138,24 +138,28 @@ def configured_detectors(runs: Iterable[Run]) -> tuple[Detector, ...]:
     for run in runs:
         for setting in reversed(run.settings.values()):
             if setting.method == "kv_rescue":
-                return setting.config.proposers[BASE].detectors
+                return setting.config
     raise CalibrationError(
         "the runs hold no setting of kv_rescue that would say which detectors are meant: name a "
         "configuration (--preset or --config)"
     )
 
 
-def read_samples(runs: Sequence[Run], detectors: Iterable[Detector]) -> Samples:
+def read_samples(runs: Sequence[Run], config: RescueConfig) -> Samples:
     """Measure every recorded candidate of the methods without detectors.
 
     Args:
         runs: with traces; finished or not.
-        detectors: those without a `cutoff` are left out.
+        config: whose base has the detectors, and is the model of the runs. Detectors without a
+            `cutoff` are left out.
 
     Raises:
-        CalibrationError: there is nothing to calibrate, all was screened, no trace was kept, or
-            the runs differ in what decides the values.
+        ConfigError: the configuration has no proposers `base` and `helper`.
+        CalibrationError: there is nothing to calibrate, all was screened, no trace was kept, the
+            runs differ in what decides the values, or they are of another model.
     """
+    require_proposers(config)
+    detectors = config.proposers[BASE].detectors
     known = {place: found for place, found in enumerate(detectors) if found.cutoff is not None}
     if not known:
         raise CalibrationError("the base has no detector with a threshold: nothing to calibrate")
@@ -177,6 +181,12 @@ def read_samples(runs: Sequence[Run], detectors: Iterable[Detector]) -> Samples:
                 samples.found += found
     _refuse_nothing(samples)
     samples.facts = {name: value for name, (value, _) in told.items()} | samples.facts
+    mine, theirs = facts_of(config).get("base.model"), samples.facts.get("base.model")
+    if mine != theirs:
+        raise CalibrationError(
+            f"the configuration's base is {mine!r}, that of the runs is {theirs!r}: detectors are "
+            "calibrated for the model that they screen; name its configuration"
+        )
     return samples
 
 

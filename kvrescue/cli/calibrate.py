@@ -82,20 +82,15 @@ def calibrate(
     """
     from kvrescue import calibration as made
     from kvrescue.config import load_config
-    from kvrescue.evaluation.methods import BASE, require_proposers
     from kvrescue.evaluation.runs.folder import Run
     from kvrescue.evaluation.tables.drawing import require_matplotlib
 
     require_matplotlib()
     load_plugins(plugin)
     read = [Run.read(run) for run in runs]
-    if preset is None and config is None and not overrides:
-        detectors = made.configured_detectors(read)
-    else:
-        chosen = load_config(chosen_source(preset, config), overrides or ())
-        require_proposers(chosen)
-        detectors = chosen.proposers[BASE].detectors
-    samples = made.read_samples(read, detectors)
+    recorded = preset is None and config is None
+    source = made.recorded_config(read) if recorded else chosen_source(preset, config)
+    samples = made.read_samples(read, load_config(source, overrides or ()))
     found = made.calibrate(
         samples,
         false_aborts=false_aborts,
@@ -135,6 +130,7 @@ def _show(found: Calibration, samples: Samples) -> None:
 
 
 def _table(at: AtBudget) -> Table:
+    from rich import box
     from rich.table import Table
 
     counts = at.counts
@@ -142,45 +138,49 @@ def _table(at: AtBudget) -> Table:
         title=f"B = {at.budget}: {counts.healthy} healthy candidates of "
         f"{counts.healthy_problems} problems, {counts.degenerate} degenerate ones of "
         f"{counts.degenerate_problems}",
-        caption="Rates on the half of the problems that did not choose: share (95 % bound), "
-        "aborted of all.",
+        caption="Measured on the half of the problems that did not choose: share (95 % bound) "
+        "aborted/all",
+        box=box.SIMPLE_HEAD,
     )
-    for label in (
-        "Detector",
-        "Threshold",
-        "False aborts",
-        "Degenerate caught",
-        "full-KV",
-        "helper",
-    ):
-        table.add_column(label)
+    labels = ("Detector", "", "Fires at", "False aborts", "Degenerate caught", "full-KV", "helper")
+    for label in labels:
+        table.add_column(label, no_wrap=True)
     for threshold in at.detectors:
-        table.add_row(*_row(threshold, "now", threshold.present, threshold.now))
-        if threshold.proposed is not None and threshold.measured is not None:
-            row = _row(threshold, "proposed", threshold.proposed, threshold.measured)
-            others = (threshold.others.get(name) for name in ("full-KV", "helper"))
-            table.add_row(*row, *(_rate(rate) for rate in others), style="bold")
+        unit = f" ({threshold.unit})" if threshold.unit else ""
+        now = _fires(threshold, threshold.present), *_rates(threshold.now)
+        others = [_share(threshold.others.get(name)) for name in ("full-KV", "helper")]
+        if threshold.proposed is None or threshold.measured is None:
+            table.add_row(f"{threshold.kind}{unit}", "now", *now, *others)
+        else:
+            table.add_row(f"{threshold.kind}{unit}", "now", *now)
+            new = _fires(threshold, threshold.proposed), *_rates(threshold.measured)
+            table.add_row("", "proposed", *new, *others, style="bold")
         table.add_section()
-    table.add_row("all together", "now", *_rates(at.together_now))
-    table.add_row("", "proposed", *_rates(at.together), style="bold")
+    table.add_row("all together", "now", "", *_rates(at.together_now))
+    table.add_row("", "proposed", "", *_rates(at.together), style="bold")
     return table
 
 
-def _row(threshold: DetectorThreshold, which: str, value: float, rates: Rates) -> list[str]:
-    name = threshold.name if which == "now" else ""
-    told = f"{which}: {threshold.fires} {value:g} {threshold.unit}".rstrip()
-    return [name, told, *_rates(rates)]
+_SIGNS = {"above": ">", "from": ">=", "below": "<", "up to": "<="}
+
+
+def _fires(threshold: DetectorThreshold, value: float) -> str:
+    return f"{_SIGNS[threshold.fires]} {value:g}"
 
 
 def _rates(rates: Rates) -> tuple[str, str]:
     return _rate(rates.false_aborts), _rate(rates.caught, low=True)
 
 
-def _rate(rate: Rate | None, *, low: bool = False) -> str:
-    if rate is None or rate.share is None:
+def _rate(rate: Rate, *, low: bool = False) -> str:
+    if rate.share is None:
         return "-"
-    bound = f"> {_percent(rate.low)}" if low else f"< {_percent(rate.high)}"
-    return f"{_percent(rate.share)} ({bound}), {rate.aborted} of {rate.candidates}"
+    bound = f"> {100 * rate.low:.3g}" if low else f"< {100 * rate.high:.3g}"
+    return f"{_percent(rate.share)} ({bound}) {rate.aborted}/{rate.candidates}"
+
+
+def _share(rate: Rate | None) -> str:
+    return "-" if rate is None or rate.share is None else _percent(rate.share)
 
 
 def _percent(share: float) -> str:

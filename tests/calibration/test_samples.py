@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrescue.calibration import configured_detectors, read_samples
+from kvrescue.calibration import read_samples, recorded_config
 from kvrescue.calibration.samples import is_cut, is_loop
+from kvrescue.config import load_config
 from kvrescue.detectors import EntropyDetector
 from kvrescue.errors import CalibrationError
 from kvrescue.evaluation.runs.folder import Run
@@ -24,7 +25,8 @@ RIGHT: tuple[bool, Rounds] = (True, [[BASE]])
 
 
 def read(*runs: Run) -> Any:
-    return read_samples(runs, [ENTROPY])
+    detectors = "proposers.base.detectors=[{kind: entropy, guard: 0, window: 2, threshold: 2.5}]"
+    return read_samples(runs, load_config("tiny", [detectors]))
 
 
 def test_who_is_a_sample_and_what_is_known_of_it(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_who_is_a_sample_and_what_is_known_of_it(tmp_path: Path) -> None:
         ],
         key=str,
     )
-    assert configured_detectors([run])[0] == ENTROPY
+    assert recorded_config([run]).proposers["base"].detectors[0] == ENTROPY
 
 
 def test_failed_degraded_and_damaged_trajectories_are_left_out(tmp_path: Path) -> None:
@@ -153,9 +155,11 @@ def test_a_verdict_where_no_detector_should_be_is_refused(tmp_path: Path) -> Non
 def test_runs_without_kv_rescue_or_thresholds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [setting("best_of_n")], {"best_of_n": [RIGHT]})
     with pytest.raises(CalibrationError, match="name a configuration"):
-        configured_detectors([run])
+        recorded_config([run])
     with pytest.raises(CalibrationError, match="nothing to calibrate"):
-        read_samples([run], [])
+        read_samples([run], load_config("tiny", ["proposers.base.detectors=[]"]))
+    with pytest.raises(CalibrationError, match="base is 'tiny/helper', that of the runs"):
+        read_samples([run], load_config("tiny", ["proposers.base.policy.model=tiny/helper"]))
 
 
 # -- definitions ------------------------------------------------------------------------------
