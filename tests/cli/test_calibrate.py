@@ -86,8 +86,11 @@ def test_a_calibration_of_something_else_is_refused(calibration: str) -> None:
 
 def test_a_calibration_with_another_tokenizer_is_refused(calibration: str) -> None:
     """The models are of the same name; only what they write tells them apart."""
-    arguments = ["solve", "x", *SAME, "--calibration", calibration]
-    assert "tokenizer" in fails(15, "CalibrationError", *arguments, "--set", "limits.max_steps=1")
+    ran = Ran("solve", "x", *SAME, "--calibration", calibration, "--set", "limits.max_steps=1")
+    assert ran.code == 15
+    assert "error: the base's tokenizer is " in ran.stderr
+    assert "the calibration was made with tok" in ran.stderr
+    assert "calibration: calibrated with another limits: " in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -122,18 +125,18 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_a_real_run(tmp_path: Path) -> None:
     """From the trio's own candidates to a configuration that solves with the new thresholds."""
     out = tmp_path / "run"
-    arguments = ["bench", "run", "--out", str(out), "--problems", "tiny:24", "-n", "1"]
-    arguments += ["--no-matched", "--seeds", "1", "--traces", "24", "--workers", "1"]
+    arguments = ["bench", "run", "--out", str(out), "--problems", "tiny:12", "-n", "1"]
+    arguments += ["--no-matched", "--seeds", "1", "--traces", "12", "--workers", "1"]
     arguments += ["--method", "best_of_n", "--method", "interleaved", "--no-report"]
     ran = Ran(*arguments)
     assert ran.code == 0, ran.stderr
-    data = Ran("calibrate", str(out), "--preset", "tiny", "--false-aborts", "0.4", "--json").json
+    data = Ran("calibrate", str(out), "--preset", "tiny", "--false-aborts", "0.5", "--json").json
     (at,) = data["budgets"]
-    assert at["counts"]["healthy"] > 24
+    assert at["counts"]["healthy"] > 12
     proposed = [found for found in at["detectors"] if found["proposed"] is not None]
     assert proposed
     for found in proposed:
-        assert found["chosen_on"]["false_aborts"]["high"] <= 0.4
+        assert found["chosen_on"]["false_aborts"]["high"] <= 0.5
     calibration = str(out / "calibration" / "calibration.json")
     question = Ran("problem").stdout
     solved = Ran("solve", question, "--calibration", calibration, "--json")
