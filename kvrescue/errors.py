@@ -13,6 +13,7 @@ from typing import ClassVar, Final, TypeVar
 __all__ = [
     "COMPONENT_FAILURES",
     "AuditError",
+    "CalibrationError",
     "CapacityError",
     "ConfigError",
     "DependencyError",
@@ -134,6 +135,12 @@ class RunError(KVRescueError):
     """The folder of an evaluation run cannot be used, is damaged, or belongs to another run."""
 
     exit_code = 14
+
+
+class CalibrationError(KVRescueError):
+    """Recorded traces do not give a threshold, or a calibration was made for something else."""
+
+    exit_code = 15
 
 
 E = TypeVar("E", bound=KVRescueError)

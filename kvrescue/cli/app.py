@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import bench, config, cost, demo, doctor, grade, plugins, problem, solve
+from kvrescue.cli import (
+    bench,
+    calibrate,
+    config,
+    cost,
+    demo,
+    doctor,
+    grade,
+    plugins,
+    problem,
+    solve,
+)
 from kvrescue.cli.console import human
 from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, exit_codes
 
@@ -59,5 +70,6 @@ app.command()(grade.grade)
 app.command(name="config")(config.show_config)
 app.command()(cost.cost)
 app.add_typer(bench.app, name="bench")
+app.command()(calibrate.calibrate)
 app.add_typer(plugins.app, name="plugins")
 app.command()(doctor.doctor)

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+from kvrescue.cli.calibrated import CalibrationFile, calibrated
 from kvrescue.cli.console import emit_json
 from kvrescue.cli.engines import EngineName, chosen_engine
 from kvrescue.cli.options import (
@@ -27,6 +28,7 @@ def show_config(
     engine: EngineName = None,
     overrides: Overrides = None,
     plugin: PluginList = None,
+    calibration: CalibrationFile = None,
     json: Json = False,
 ) -> None:
     """Print a configuration in full, checked, as YAML that loads to the same run."""
@@ -36,11 +38,19 @@ def show_config(
     resolved = load_config(
         chosen_source(preset, config), overrides or (), engine=chosen_engine(engine)
     )
+    head = ""
+    if calibration is not None:
+        from kvrescue.calibration import provenance
+        from kvrescue.evaluation.methods import evictor_of
+
+        resolved, found = calibrated(resolved, calibration)
+        lines = provenance(found, found.at(evictor_of(resolved).budget))
+        head = "".join(f"# {line}\n" for line in lines)
     if json:
         data = _in_json(resolved.model_dump(mode="json"))
         emit_json({"hash": config_hash(resolved), "config": data})
     else:
-        sys.stdout.write(resolved_yaml(resolved))
+        sys.stdout.write(head + resolved_yaml(resolved))
 
 
 def _in_json(value: Any) -> Any:

@@ -74,6 +74,16 @@ numbers of bytes, FLOPs and tokens; shares are fractions:
 - `reported_not_derivable`: what the paper says and its equations do not give.
 - `problem` (null without `--tokens`), `fit` (null without `--memory-gib`): by method.
 """,
+    "calibrate": """\
+[calibration](calibration.md) says what healthy and degenerate mean, how a threshold is chosen and
+what the bounds count. `--json` prints what is written to `calibration.json`. Each of `budgets` has
+`counts` and `detectors`: `option`, `present` and `proposed` threshold (null where there is none,
+with `why_not`), and rates, `false_aborts` of healthy and `caught` of degenerate candidates: on the
+half of the problems that chose (`chosen_on`), on the other half (`measured`), and of the present
+threshold on that half (`now`). A rate has `candidates`, `aborted`, `problems`, `hit` (problems
+with an aborted candidate), `share` (a mean over problems) and its exact one-sided 95 % bounds
+`low` and `high`, with problems as trials. `made_for` says what all candidates were drawn with.
+""",
     "bench paper": """\
 The JSON document is a list of claims with `name`, `text`, `source`, `about` (results or costs),
 `stated`, `recomputed` (null when the paper has no numbers for it), `unit`, `decimals` and

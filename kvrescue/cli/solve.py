@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from kvrescue.cli.calibrated import CalibrationFile, calibrated
 from kvrescue.cli.console import emit_json, human
 from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
 from kvrescue.cli.options import (
@@ -42,6 +43,7 @@ def solve(
     engine: EngineName = None,
     overrides: Overrides = None,
     plugin: PluginList = None,
+    calibration: CalibrationFile = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="S", help="Of the run (default: as configured).")
     ] = None,
@@ -64,7 +66,7 @@ def solve(
     preset tiny understands: `kvrescue solve "$(kvrescue problem)"`.
     """
     from kvrescue.config import load_config
-    from kvrescue.events import TrajectoryFinished, solution_as_dict
+    from kvrescue.events import CandidateFinished, TrajectoryFinished, solution_as_dict
     from kvrescue.pipeline import Rescue
 
     source = chosen_source(preset, config)
@@ -72,7 +74,13 @@ def solve(
     load_plugins(plugin)
     with _tracing(trace) as observers:
         chosen = chosen_engine(engine)
-        prepare_engine(load_config(source, overrides or (), engine=chosen))
+        loaded = load_config(source, overrides or (), engine=chosen)
+        known = None
+        if calibration is not None:
+            from kvrescue.calibration import check_tokenizer
+
+            loaded, known = calibrated(loaded, calibration)
+        prepare_engine(loaded)
         view = None
         if not json:
             from kvrescue.cli.live import LiveView
@@ -81,11 +89,11 @@ def solve(
         solution: Solution | None = None
         with (
             view or contextlib.nullcontext(),
-            Rescue.from_config(
-                source, overrides or (), engine=chosen, observers=observers
-            ) as rescue,
+            Rescue.from_config(loaded, observers=observers) as rescue,
         ):
             for event in rescue.stream(asked, seed):
+                if known is not None and isinstance(event, CandidateFinished):
+                    check_tokenizer(known, event.candidate)
                 if isinstance(event, TrajectoryFinished):
                     solution = event.solution
                 if view is not None:

@@ -5,12 +5,13 @@ steps, each of them short and harmless alone, is invisible to all of them.
 """
 
 from kvrescue.detectors.bank import DetectorBank
-from kvrescue.detectors.base import Detector, DetectorState, Source, TokenEvent
+from kvrescue.detectors.base import Cutoff, Detector, DetectorState, Source, TokenEvent
 from kvrescue.detectors.entropy import EntropyDetector
 from kvrescue.detectors.gzip import GzipDetector
 from kvrescue.detectors.ngram import NgramDetector
 
 __all__ = [
+    "Cutoff",
     "Detector",
     "DetectorBank",
     "DetectorState",

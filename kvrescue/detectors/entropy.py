@@ -27,9 +27,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvrescue.detectors.base import Detector, DetectorState, Source, TokenEvent
+from kvrescue.detectors.base import Cutoff, Detector, DetectorState, Source, TokenEvent, tokens_read
 from kvrescue.errors import DetectorError, NonFiniteLogitsError
-from kvrescue.types import Verdict
+from kvrescue.types import Candidate, Verdict
 
 __all__ = ["EntropyDetector"]
 
@@ -47,6 +47,7 @@ class EntropyDetector(Detector):
     """
 
     kind: ClassVar[str] = "entropy"
+    cutoff: ClassVar[Cutoff | None] = Cutoff(unit="nats")
 
     threshold: float = Field(default=7.0, gt=0, allow_inf_nan=False)
     """Nats; the detector fires strictly above it."""
@@ -62,6 +63,16 @@ class EntropyDetector(Detector):
 
     def start(self) -> EntropyState:
         return EntropyState(self)
+
+    def measure(self, candidate: Candidate) -> float | None:
+        """The largest mean at the positions that can get a verdict, in nats; means that are not
+        finite are left out."""
+        entropies, window = candidate.entropies[: tokens_read(candidate)], self.window
+        means = [
+            math.fsum(entropies[end - window : end]) / window
+            for end in range(self.first_position, len(entropies) + 1)
+        ]
+        return max(filter(math.isfinite, means), default=None)
 
     def check(self, source: Source) -> None:
         support, ceiling = _ceiling(source)

@@ -29,9 +29,9 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from kvrescue.detectors.base import Detector, DetectorState, Source, TokenEvent
+from kvrescue.detectors.base import Cutoff, Detector, DetectorState, Source, TokenEvent
 from kvrescue.errors import DetectorError
-from kvrescue.types import Verdict
+from kvrescue.types import Candidate, Verdict
 
 __all__ = ["GzipDetector", "gzip_bytes", "gzip_ratio"]
 
@@ -65,6 +65,7 @@ class GzipDetector(Detector):
     """Fires where the last `window_chars` characters compress below `threshold`."""
 
     kind: ClassVar[str] = "gzip"
+    cutoff: ClassVar[Cutoff | None] = Cutoff(above=False, unit="bytes/bytes")
 
     threshold: float = Field(default=0.18, gt=0, le=1, allow_inf_nan=False)
     """Compressed over raw bytes; the detector fires strictly below it."""
@@ -89,6 +90,12 @@ class GzipDetector(Detector):
 
     def start(self) -> GzipState:
         return GzipState(self)
+
+    def measure(self, candidate: Candidate) -> float | None:
+        """The least ratio of a full window."""
+        text, width = candidate.text, self.window_chars
+        ends = range(width, len(text) + 1, self.stride_chars)
+        return min((gzip_ratio(text[end - width : end]) for end in ends), default=None)
 
     def check(self, source: Source) -> None:
         if self.window_chars > MAX_CHARS_PER_TOKEN * source.max_step_tokens:

@@ -28,9 +28,9 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from kvrescue.detectors.base import Detector, DetectorState, Source, TokenEvent
+from kvrescue.detectors.base import Cutoff, Detector, DetectorState, Source, TokenEvent, tokens_read
 from kvrescue.errors import DetectorError
-from kvrescue.types import Verdict
+from kvrescue.types import Candidate, Verdict
 
 __all__ = ["NgramDetector"]
 
@@ -39,6 +39,7 @@ class NgramDetector(Detector):
     """Fires where the last tokens are one pattern repeated, long and often enough."""
 
     kind: ClassVar[str] = "ngram"
+    cutoff: ClassVar[Cutoff | None] = Cutoff("min_span", inclusive=True, unit="tokens")
 
     min_period: int = Field(default=1, ge=1)
     """Tokens in the shortest pattern that is flagged."""
@@ -64,6 +65,18 @@ class NgramDetector(Detector):
 
     def start(self) -> NgramState:
         return NgramState(self)
+
+    def measure(self, candidate: Candidate) -> float | None:
+        """Tokens of the longest span that holds `min_count` repeats of a pattern; 0 where nothing
+        repeats so often, None where the candidate has no room for it."""
+        tokens = candidate.token_ids[: tokens_read(candidate)]
+        if len(tokens) < self.min_count * self.min_period:
+            return None
+        state, longest = NgramState(self.model_copy(update={"min_span": 1})), 0
+        for token in tokens:
+            state.update(TokenEvent(token, "", 0.0))
+            longest = max(longest, state.span)
+        return float(longest)
 
     def check(self, source: Source) -> None:
         shortest = self.required_span(self.min_period)
@@ -109,6 +122,18 @@ class NgramState(DetectorState):
         self._places: dict[int, deque[int]] = {}
         """Positions of each of them."""
         self._matches: dict[int, int] = {}
+
+    @property
+    def span(self) -> int:
+        """Tokens of the longest tail that holds enough repeats of a primitive pattern; 0: none."""
+        detector, longest = self._detector, 0
+        shortest = detector.min_period
+        covered = max((held + q for q, held in self._matches.items() if q < shortest), default=0)
+        for period, held in self._matches.items():
+            enough = detector.min_count * period
+            if period >= shortest and held + period >= enough and covered < held + period:
+                longest = max(longest, held + period)
+        return longest
 
     def update(self, event: TokenEvent) -> Verdict | None:
         token = event.token_id

@@ -9,9 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrescue.cost import ALPHA
-from kvrescue.detectors.base import TokenEvent
-from kvrescue.detectors.entropy import EntropyDetector
-from kvrescue.detectors.gzip import GzipDetector
 from kvrescue.evaluation.methods import BASE, HELPER, Method
 from kvrescue.evaluation.paper import ablation as paper_ablation
 from kvrescue.evaluation.problems import Problem
@@ -42,13 +39,12 @@ from kvrescue.evaluation.tables.quality import (
     failure_table,
     grading_table,
 )
-from kvrescue.evaluation.tables.signals import largest_entropy, least_ratio
 from kvrescue.evaluation.tables.sources import source_table
 from kvrescue.evaluation.tables.table import Estimate, Table
 from kvrescue.evaluation.tables.tokens import token_table
 from kvrescue.rules import Limits
 from kvrescue.shapes import shape_of
-from kvrescue.types import Candidate, Degradation, StopReason
+from kvrescue.types import Degradation
 from tests.evaluation.runs_parts import (
     Fill,
     config,
@@ -445,29 +441,6 @@ class TestQuality:
 
         table = failure_table(cells_of([setting("best_of_n", 16, 1)], 3, fill))
         assert table.column("count") == (2, 1)
-
-
-class TestSignals:
-    """The shown extremes are what the detectors compare with their thresholds."""
-
-    @given(st.lists(st.floats(0, 6), max_size=20), st.floats(0.1, 6))
-    def test_entropy(self, entropies: list[float], threshold: float) -> None:
-        detector = EntropyDetector(threshold=threshold, guard=3, window=4)
-        ids = tuple(range(len(entropies)))
-        made = Candidate(BASE, 0, "x", ids, StopReason.EOS, entropies=tuple(entropies))
-        largest = largest_entropy(made, detector)
-        state = detector.start()
-        fired = any(
-            state.update(TokenEvent(token_id=0, text="x", entropy=entropy)) for entropy in entropies
-        )
-        assert fired == (largest is not None and largest > threshold)
-
-    @given(st.text("ab 1", max_size=120), st.floats(0.2, 1))
-    def test_gzip(self, text: str, threshold: float) -> None:
-        detector = GzipDetector(threshold=threshold, window_chars=30, stride_chars=5)
-        least = least_ratio(text, detector)
-        fired = detector.start().update(TokenEvent(token_id=0, text=text, entropy=0.0))
-        assert (fired is not None) == (least is not None and least < threshold)
 
 
 def test_alpha_is_the_cost_models() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvrescue.evaluation.tables.table import Estimate
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLACK",
     "BLUE",
+    "FORMATS",
     "GREEN",
     "GREY",
     "ORANGE",
@@ -26,7 +28,10 @@ __all__ = [
     "panels_for",
     "percent",
     "require_matplotlib",
+    "save",
 ]
+
+FORMATS: Final = ("png", "svg")
 
 BLACK, ORANGE, BLUE, GREEN = "#000000", "#D55E00", "#0072B2", "#009E73"
 GREY, SKY = "#BBBBBB", "#56B4E9"
@@ -111,3 +116,15 @@ def percent(estimates: Iterable[Estimate]) -> tuple[list[float], list[list[float
         down.append(100 * (found.value - low))
         up.append(100 * (high - found.value))
     return values, [down, up]
+
+
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, ...]:
+    """Write a figure in every format. Within `rc_context(RC)` the bytes depend on data alone."""
+    files = []
+    for form in FORMATS:
+        file = folder / f"{name}.{form}"
+        # No date and no version: the file is a function of the data alone.
+        told = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+        figure.savefig(file, format=form, metadata=told)
+        files.append(file)
+    return tuple(files)

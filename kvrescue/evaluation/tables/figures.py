@@ -7,7 +7,6 @@ as well. Whiskers and bands are 95 % intervals.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -22,14 +21,15 @@ from kvrescue.evaluation.tables.drawing import (
     GREY,
     ORANGE,
     RC,
-    SKY,
     columns_of,
     legend,
     letter,
     panels_for,
     percent,
     require_matplotlib,
+    save,
 )
+from kvrescue.evaluation.tables.histograms import KNOWN_SOURCES, Mark, histogram
 from kvrescue.evaluation.tables.signals import Signals
 from kvrescue.evaluation.tables.table import Estimate, Table, Value
 
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "draw", "write_figures"]
-
-FORMATS: Final = ("png", "svg")
+__all__ = ["draw", "write_figures"]
 
 _STYLES: Final[Mapping[Method, Mapping[str, Any]]] = {
     "kv_rescue": {"color": BLUE, "marker": "o", "linestyle": "-"},
@@ -70,14 +68,7 @@ def write_figures(
     written = {}
     with matplotlib.rc_context(RC):
         for name, figure in draw(cells, tables, signals):
-            files = []
-            for form in FORMATS:
-                file = folder / f"{name}.{form}"
-                # No date and no version: the file is a function of the data alone.
-                told = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-                figure.savefig(file, format=form, metadata=told)
-                files.append(file)
-            written[name] = tuple(files)
+            written[name] = save(figure, folder, name)
     return written
 
 
@@ -277,16 +268,11 @@ def _most_ns(rows: Sequence[Mapping[str, Value]]) -> list[Mapping[str, Value]]:
 
 # -- signals (Figure 3) -----------------------------------------------------------------------
 
-_SOURCES: Final = ((ORANGE, "-"), (SKY, "-."))
-"""Of the evicted base, at its smallest and its largest traced budget."""
-_KNOWN_SOURCES: Final = {"full-KV": (BLACK, "--"), "helper": (GREEN, ":")}
-_BINS: Final = 30
-
 
 def _signals(signals: Signals | None) -> Figure | None:
     if signals is None or not signals.sources:
         return None
-    evicted = [source for source in signals.sources if source.label not in _KNOWN_SOURCES]
+    evicted = [source for source in signals.sources if source.label not in KNOWN_SOURCES]
     shown = [source for source in signals.sources if source not in evicted[1:-1]]
     views = []
     if signals.entropy is not None:
@@ -302,7 +288,7 @@ def _signals(signals: Signals | None) -> Figure | None:
         return None
     figure, panels = panels_for(len(views), share_y=False)
     for panel, (found, threshold, label, symbol) in zip(panels, views, strict=True):
-        _histogram(panel, found, threshold, symbol)
+        histogram(panel, found, [Mark(threshold, symbol)])
         panel.set_xlabel(label)
         panel.set_ylabel("Candidates (%)")
     legend(figure, panels[0])
@@ -311,37 +297,3 @@ def _signals(signals: Signals | None) -> Figure | None:
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _histogram(
-    panel: Axes, found: Mapping[str, Sequence[float]], threshold: float, symbol: str
-) -> None:
-    everything = [value for values in found.values() for value in values] + [threshold]
-    low, high = min(everything), max(everything)
-    margin = 0.02 * (high - low) or 0.5
-    low, high = low - margin, high + margin
-    edges = [low + (high - low) * place / _BINS for place in range(_BINS + 1)]
-    others = iter(_SOURCES)
-    for label, values in found.items():
-        colour, line = _KNOWN_SOURCES.get(label) or next(others)
-        heights = _heights(values, edges)
-        panel.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.2)
-        panel.plot([], [], color=colour, linestyle=line, linewidth=1.2, label=label)
-    panel.axvline(threshold, color="#666666", linewidth=0.9, linestyle="-.")
-    panel.annotate(
-        f"{symbol} = {threshold:g}",
-        (threshold, 0.97),
-        xycoords=panel.get_xaxis_transform(),
-        xytext=(2, 0),
-        textcoords="offset points",
-        fontsize=7,
-        va="top",
-    )
-
-
-def _heights(values: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """Per cent of the values in each bin; no value is on an outer edge."""
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        counts[bisect_right(edges, value) - 1] += 1
-    return [100 * count / len(values) if values else 0.0 for count in counts]

@@ -8,14 +8,14 @@ short for either has none and is counted.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvrescue.config import RescueConfig
+from kvrescue.detectors.base import Detector
 from kvrescue.detectors.entropy import EntropyDetector
-from kvrescue.detectors.gzip import GzipDetector, gzip_ratio
+from kvrescue.detectors.gzip import GzipDetector
 from kvrescue.errors import RunError
 from kvrescue.evaluation.methods import BASE, HELPER, Method
 from kvrescue.evaluation.tables.cells import LABELS, Cells
@@ -23,7 +23,7 @@ from kvrescue.evaluation.tables.table import Column, Table, Value
 from kvrescue.events import CandidateFinished
 from kvrescue.types import Candidate
 
-__all__ = ["Signals", "Source", "largest_entropy", "least_ratio", "signal_table", "signals_of"]
+__all__ = ["Signals", "Source", "signal_table", "signals_of"]
 
 _UNSCREENED: Final[tuple[Method, ...]] = ("best_of_n", "interleaved")
 
@@ -98,8 +98,8 @@ def signals_of(cells: Cells) -> Signals | None:
     sources = tuple(
         Source(
             label,
-            tuple(None if entropy is None else largest_entropy(c, entropy) for c in candidates),
-            tuple(None if gzip is None else least_ratio(c.text, gzip) for c in candidates),
+            _values(entropy, candidates),
+            _values(gzip, candidates),
         )
         for label, candidates in found.items()
         if candidates
@@ -114,21 +114,8 @@ def _detectors(config: RescueConfig) -> tuple[EntropyDetector | None, GzipDetect
     return entropy, next((d for d in detectors if isinstance(d, GzipDetector)), None)
 
 
-def largest_entropy(candidate: Candidate, detector: EntropyDetector) -> float | None:
-    """The largest mean that the detector would compare with its threshold, in nats."""
-    entropies, window = candidate.entropies, detector.window
-    means = [
-        math.fsum(entropies[end - window : end]) / window
-        for end in range(detector.first_position, len(entropies) + 1)
-    ]
-    return max(filter(math.isfinite, means), default=None)
-
-
-def least_ratio(text: str, detector: GzipDetector) -> float | None:
-    """The least ratio that the detector would compare with its threshold."""
-    width = detector.window_chars
-    ends = range(width, len(text) + 1, detector.stride_chars)
-    return min((gzip_ratio(text[end - width : end]) for end in ends), default=None)
+def _values(detector: Detector | None, candidates: Sequence[Candidate]) -> tuple[float | None, ...]:
+    return tuple(None if detector is None else detector.measure(c) for c in candidates)
 
 
 def signal_table(signals: Signals | None) -> Table:
