@@ -136,7 +136,7 @@ def recorded_config(runs: Iterable[Run]) -> RescueConfig:
         CalibrationError: no run knows a KV-Rescue.
     """
     for run in runs:
-        for setting in reversed(run.settings.values()):
+        for setting in reversed(list(run.settings.values())):
             if setting.method == "kv_rescue":
                 return setting.config
     raise CalibrationError(

@@ -64,7 +64,8 @@ def write_calibration(found: Calibration, samples: Samples, folder: Path) -> Fil
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        detectors, figures = [], []
+        detectors: list[Path] = []
+        figures: list[Path] = []
         with matplotlib.rc_context(RC):
             for at in found.budgets:
                 file = folder / f"detectors-b{at.budget}.yaml"
