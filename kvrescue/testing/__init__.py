@@ -24,6 +24,9 @@ except ModuleNotFoundError as error:
 from kvrescue.testing.detectors import DETECTOR_LAWS, check_detector
 from kvrescue.testing.evictors import EVICTOR_LAWS, check_evictor
 from kvrescue.testing.laws import Law, LawBroken
+from kvrescue.testing.policies import POLICY_LAWS, check_policy
+from kvrescue.testing.scorers import SCORER_LAWS, check_scorer
+from kvrescue.testing.selectors import SELECTOR_LAWS, check_selector
 
 __all__ = [
     "LAWS",
@@ -31,7 +34,16 @@ __all__ = [
     "LawBroken",
     "check_detector",
     "check_evictor",
+    "check_policy",
+    "check_scorer",
+    "check_selector",
 ]
 
-LAWS: Final = {"evictor": EVICTOR_LAWS, "detector": DETECTOR_LAWS}
+LAWS: Final = {
+    "evictor": EVICTOR_LAWS,
+    "detector": DETECTOR_LAWS,
+    "scorer": SCORER_LAWS,
+    "policy": POLICY_LAWS,
+    "selector": SELECTOR_LAWS,
+}
 """Every law, by what is checked."""

@@ -382,12 +382,13 @@ class _Check:
     ) -> None:
         __tracebackhide__ = True
         alone = [verdict, self.raw(self.detector, other)[0]]
-        streams, found = (events, other), [None, None]
+        streams = (events, other)
+        found: list[Verdict | None] = [None, None]
         states = [self.detector.start(), self.detector.start()]
         for n in range(max(map(len, streams))):
             for row, stream in enumerate(streams):
                 if n < len(stream) and found[row] is None:
-                    found[row] = states[row].update(stream[n])  # type: ignore[call-overload]
+                    found[row] = states[row].update(stream[n])
         for row in range(2):
             if found[row] != alone[row]:
                 broken(
@@ -453,7 +454,7 @@ def _sign(verdict: Verdict) -> float:
 
 
 def _of_text(verdict: Verdict | None) -> tuple[int | None, float] | None:
-    return verdict and (verdict.char_position, verdict.value)
+    return None if verdict is None else (verdict.char_position, verdict.value)
 
 
 def _short(verdict: Verdict | None) -> str:

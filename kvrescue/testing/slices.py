@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -310,13 +311,8 @@ class _Check:
         kept = self.select(self.kv)
         self._compare(kept, alone, rows, "in the batch")
         turned = rows[::-1]
-        moved = KVSlice(
-            **{
-                field.name: None if value is None else value[turned]
-                for field in dataclasses.fields(self.kv)
-                for value in [getattr(self.kv, field.name)]
-            }
-        )
+        parts: dict[str, Any] = {f.name: getattr(self.kv, f.name) for f in dataclasses.fields(KVSlice)}
+        moved = KVSlice(**{n: None if v is None else v[turned] for n, v in parts.items()})
         self._compare(self.select(moved), [alone[row] for row in turned], turned, "in other order")
 
     def _compare(self, kept: Tensor, alone: list[Tensor], rows: list[int], how: str) -> None:

@@ -160,16 +160,16 @@ class _Cache:
                 for source, target in zip(moving, free, strict=True):
                     names[source] = target
         tracker.drop(self.tracked(tracker, new=0, observed=0), slots, renamed)
-        names = list(self.fields)
+        kinds = list(self.fields)
         for row in range(rows):
             for head in range(heads):
                 for source in range(kept, length):
                     target = int(renamed[row, head, source])
                     if target >= 0:
-                        for value in (self.keys, self.positions, *(self.state[n] for n in names)):
+                        for value in (self.keys, self.positions, *(self.state[n] for n in kinds)):
                             value[row, head, target] = value[row, head, source]
         stays = renamed.gather(2, self.order)
         self.order = stays[stays >= 0].view(rows, heads, kept)
         self.keys, self.positions = self.keys[:, :, :kept], self.positions[:, :, :kept]
-        for name in names:
+        for name in kinds:
             self.state[name] = self.state[name][:, :, :kept].contiguous()
