@@ -7,136 +7,34 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from hypothesis import strategies as st
 
 from kvrescue.detectors.base import Detector, TokenEvent
 from kvrescue.errors import ConfigError
-from kvrescue.testing.components import OPTIONS, check_options, name_of, require
-from kvrescue.testing.laws import Law, Laws, broken, checked_examples, search
+from kvrescue.testing.components import check_options, name_of, require
+from kvrescue.testing.detector_laws import (
+    CAUSAL,
+    DETECTOR_LAWS,
+    DETERMINISTIC,
+    FIRES,
+    FRESH,
+    INDEPENDENT,
+    POSITION,
+    READ_ONLY,
+    RUNS,
+    SIDE,
+    SPLITS,
+    VERDICT,
+)
+from kvrescue.testing.laws import broken, checked_examples, search
+from kvrescue.testing.streams import LONG, Stream
 from kvrescue.types import Verdict
 
 __all__ = ["DETECTOR_LAWS", "Stream", "check_detector"]
 
-RUNS: Final = Law(
-    "runs",
-    "Every token is read without an error.",
-    "One odd token ends the run with a PolicyError.",
-    "Empty text, text of several characters, emoji and a repeated token id all occur.",
-)
-FIRES: Final = Law(
-    "fires",
-    "Some stream of tokens makes the detector fire.",
-    "Nothing at all is known of a detector that never fires, and it never aborts anything.",
-    "Check a configuration with small windows and low thresholds, or give `fires_on=`, a list of "
-    "TokenEvent that must make it fire.",
-)
-VERDICT: Final = Law(
-    "verdict",
-    "A verdict names its detector (`kind`) and a reason, with a finite value and threshold and, "
-    "where it has one, a char_position within the characters read.",
-    "Reports and traces count the verdict for no detector, or show numbers that mean nothing.",
-    "Return Verdict(detector=self.kind, reason=..., position=..., value=..., threshold=...).",
-)
-SIDE: Final = Law(
-    "threshold-side",
-    "All verdicts lie on one side of their threshold: always at or above it, or always at or "
-    "below.",
-    "Thresholds are calibrated on recorded values: a verdict on the other side says that value "
-    "and threshold are not what was compared.",
-    "Report the value that was compared, and the threshold it was compared with.",
-)
-POSITION: Final = Law(
-    "position",
-    "A verdict's position is the number of tokens read when it was returned (1 = the first).",
-    "The aborted candidate is cut at the wrong token, and its entropies and text no longer agree.",
-    "Count every call of `update`, the first one as 1, and report the count.",
-)
-CAUSAL: Final = Law(
-    "causal",
-    "A verdict at position e follows from the first e tokens alone.",
-    "Online, the verdict comes later than it claims, or depends on how far a candidate happened "
-    "to be generated: offline calibration then promises what a run cannot keep.",
-    "Fire at the token that completes the evidence, and report that token's position.",
-)
-DETERMINISTIC: Final = Law(
-    "deterministic",
-    "The same tokens give the same verdict.",
-    "A seed no longer says which candidates survive, and a resumed run differs.",
-    "Use no random numbers and no clock, and keep no memory in the class or the module.",
-)
-FRESH: Final = Law(
-    "fresh-start",
-    "`start()` knows nothing of candidates that were read before.",
-    "A candidate is aborted for what an earlier one wrote.",
-    "Create everything that changes in the state's `__init__`, nothing of it in the detector.",
-)
-INDEPENDENT: Final = Law(
-    "independent-states",
-    "States of candidates that are read side by side do not see each other.",
-    "Candidates are generated in parallel: one is aborted for what its sibling wrote, and results "
-    "change with N.",
-    "Keep counters and buffers in the state (`self` of the DetectorState), not in the detector, "
-    "the class, the module or a mutable default argument.",
-)
-SPLITS: Final = Law(
-    "token-splits",
-    "A detector of text (one whose verdicts have a char_position) fires at the same character, "
-    "with the same value, however the text is split into tokens.",
-    "Another tokenizer, or a server that streams several characters at once, moves the verdict: "
-    "thresholds do not carry over.",
-    "Collect the characters, and evaluate at fixed character positions instead of once per token.",
-)
-READ_ONLY: Final = Law(
-    "read-only",
-    "Reading changes neither the tokens nor the detector.",
-    "Other detectors of the same candidate read something else than was generated.",
-    "Keep what you need in the state.",
-)
-
-DETECTOR_LAWS: Final[Laws] = (
-    OPTIONS,
-    RUNS,
-    FIRES,
-    VERDICT,
-    SIDE,
-    POSITION,
-    CAUSAL,
-    DETERMINISTIC,
-    FRESH,
-    INDEPENDENT,
-    SPLITS,
-    READ_ONLY,
-)
-
 _WORDS = ("a", "ab", " x", "\n", "xyz", "", "é", "数", "\N{GRINNING FACE}b", "0 & 0")
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Tokens of a candidate: `head`, `block` repeated `count` times, `tail`."""
-
-    head: tuple[TokenEvent, ...] = ()
-    block: tuple[TokenEvent, ...] = ()
-    count: int = 0
-    tail: tuple[TokenEvent, ...] = ()
-
-    @property
-    def events(self) -> tuple[TokenEvent, ...]:
-        return self.head + self.block * self.count + self.tail
-
-    def __str__(self) -> str:
-        parts = [_told(self.head), "", _told(self.tail)]
-        if self.block and self.count:
-            parts[1] = f"{self.count} x [{_told(self.block)}]"
-        return ", then ".join(part for part in parts if part) or "no tokens"
-
-
-def _told(events: Sequence[TokenEvent]) -> str:
-    shown = [f"{e.text!r} (id {e.token_id}, {e.entropy:g} nats)" for e in events[:12]]
-    rest = len(events) - len(shown)
-    return ", ".join(shown) + (f", ... {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -185,7 +83,7 @@ def check_detector(
 def _known_stream(detector: Detector, who: str, fires_on: Sequence[TokenEvent] | None) -> Stream:
     """Tokens that make the detector fire, and a few that follow."""
     __tracebackhide__ = True
-    streams = _LONG if fires_on is None else (Stream(head=tuple(fires_on)),)
+    streams = LONG if fires_on is None else (Stream(head=tuple(fires_on)),)
 
     def fires(stream: Stream) -> int:
         state = detector.start()
@@ -210,25 +108,6 @@ def _known_stream(detector: Detector, who: str, fires_on: Sequence[TokenEvent] |
         return found
     count = -(-(fires(found) - len(found.head)) // len(found.block))
     return dataclasses.replace(found, count=max(1, count), tail=found.block[:3])
-
-
-def _long_streams() -> tuple[Stream, ...]:
-    loops = (("the ",), ("\n",), ("so ", "we ", "have ", "1"), (" x = 3;",), ("é数 ",))
-    made = [
-        Stream(
-            block=tuple(TokenEvent(n + 1, text, entropy) for n, text in enumerate(texts)),
-            count=1500 // len(texts),
-        )
-        for entropy in (11.0, 0.0)
-        for texts in loops
-    ]
-    varied = tuple(
-        TokenEvent(n * 7919 % 50021, f"w{n * 7919 % 50021:x} ", 11.0 * (n % 2)) for n in range(1500)
-    )
-    return (*made, Stream(head=varied))
-
-
-_LONG: Final = _long_streams()
 
 
 def _cases(known: Stream) -> st.SearchStrategy[_Case]:
@@ -302,7 +181,8 @@ class _Check:
             broken(READ_ONLY, self.who, f"it is now {self.detector!r}", f"{self.pristine!r}")
         if verdict is not None:
             self.well_formed(verdict, events, count)
-        return verdict
+        found: Verdict | None = verdict
+        return found
 
     def well_formed(self, verdict: Any, events: Sequence[TokenEvent], count: int) -> None:
         __tracebackhide__ = True

@@ -152,7 +152,7 @@ class KVCase:
 
     def slice(self) -> KVSlice:
         """Keys, queries, values, positions and attention of the case; NaN where rows are padded."""
-        from kvrescue.testing.slices import make_slice
+        from kvrescue.testing.tensors import make_slice
 
         return make_slice(self)
 

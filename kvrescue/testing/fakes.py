@@ -38,6 +38,10 @@ Trouble: TypeAlias = Callable[[str], None]
 """Told where a fake is ("open", "propose", "commit", "close", "score", ...); may raise."""
 
 
+def _calm(where: str) -> None:
+    del where
+
+
 @dataclass(frozen=True)
 class Habits:
     """What a fake policy tends to do."""
@@ -140,7 +144,7 @@ class FakePolicy(Policy):
         self.context = context
         self.prompt = prompt
         self.shuffle = shuffle
-        self.trouble = trouble or (lambda where: None)
+        self.trouble = trouble or _calm
         self.delay = delay
         self.log = Log()
         self.finished = False
@@ -245,7 +249,7 @@ class FakeScorer(Scorer):
         delay: float = 0.0,
     ) -> None:
         self.change = change or (lambda scores: scores)
-        self.trouble = trouble or (lambda where: None)
+        self.trouble = trouble or _calm
         self.delay = delay
         self.asked: list[list[str]] = []
         self.contexts: list[str] = []

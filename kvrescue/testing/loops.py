@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from kvrescue.errors import ConfigError, KVRescueError
 
 __all__ = ["Built", "Loop", "building"]
 
 T = TypeVar("T")
-PartT = TypeVar("PartT")
 
 
 class Loop(Protocol):
@@ -22,17 +22,19 @@ class Loop(Protocol):
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
-class Built(Generic[PartT]):
+@dataclass(frozen=True)
+class Built:
     """A part and who it belongs to: what the kit built the kit closes."""
 
-    def __init__(self, part: PartT, name: str, *, owned: bool) -> None:
-        self.part, self.name, self.owned = part, name, owned
+    part: Any
+    name: str
+    owned: bool
 
 
 @contextlib.contextmanager
 def building(
-    given: object, base: type[PartT], spec: type, what: str
-) -> Iterator[tuple[Built[PartT], Loop]]:
+    given: Any, base: type[Any], spec: type[Any], what: str
+) -> Iterator[tuple[Built, Loop]]:
     """The part that was given, or what the factory or spec makes, with a loop to run it on.
 
     Args:
@@ -54,7 +56,7 @@ def building(
             f"check_{what} runs an event loop of its own: call it from a plain function, as in "
             f"`def test_mine(): check_{what}(...)`, not from a coroutine"
         )
-    if isinstance(given, type) and issubclass(given, base | spec):  # type: ignore[operator]
+    if isinstance(given, type) and issubclass(given, (base, spec)):
         raise ConfigError(
             f"{what} = {given.__name__} is a class; give an instance or a function that makes one, "
             f"as in check_{what}(lambda: {given.__name__}(...))"
@@ -67,7 +69,7 @@ def building(
         yield run(_build(given, base, spec, what)), run
 
 
-async def _build(given: Any, base: type[PartT], spec: type, what: str) -> Built[PartT]:
+async def _build(given: Any, base: type[Any], spec: type[Any], what: str) -> Built:
     if isinstance(given, base):
         return Built(given, f"{what} {type(given).__name__!r}", owned=False)
     if not isinstance(given, spec) and not callable(given):
@@ -85,7 +87,7 @@ async def _build(given: Any, base: type[PartT], spec: type, what: str) -> Built[
     except TypeError as error:
         raise ConfigError(f"the {what} cannot be built: {error}") from error
     if isinstance(part, spec):
-        part = part.build()  # type: ignore[attr-defined]
+        part = part.build()
     if not isinstance(part, base):
         raise ConfigError(f"the function made {part!r}: expected a kvrescue {base.__name__}")
     return Built(part, f"{what} {type(part).__name__!r}", owned=True)

@@ -184,7 +184,7 @@ def check_policy(
         if built.owned:
             search(
                 st.just(Scene(QUESTIONS[0])),
-                lambda scene: run(checks.ending()),
+                lambda scene: run(checks.ending(scene)),
                 examples=1,
                 component=built.name,
                 runs=CLOSE,

@@ -13,74 +13,22 @@ from kvrescue.evictors.base import Evictor, KVSlice
 from kvrescue.testing import evictors as laws
 from kvrescue.testing.evictors import KVCase
 from kvrescue.testing.laws import broken
+from kvrescue.testing.tensors import (
+    NEAR,
+    difference,
+    floats,
+    layouts,
+    make_slice,
+    near,
+    numbers,
+    same,
+    single_row,
+    spans,
+)
 
-__all__ = ["check_case", "make_slice", "near", "single_row"]
+__all__ = ["check_case"]
 
 PAD = -1
-NEAR = 1e-4
-"""Of the largest score: batched matrix products round differently, and near ties may flip."""
-
-
-def make_slice(case: KVCase) -> KVSlice:
-    """See `KVCase.slice`."""
-    rows, heads, dim = len(case.rows), case.kv_heads, case.head_dim
-    length = max(entries for entries, _, _ in case.rows)
-    observed = max(queries for _, _, queries in case.rows)
-    made = torch.Generator().manual_seed(case.seed)
-    dtype = getattr(torch, case.dtype)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(rows, *shape, generator=made)
-
-    keys = draw(heads, length, dim) + draw(heads, 1, dim)
-    values = draw(heads, length, dim)
-    queries = draw(heads * case.group, observed, dim)
-    attention = torch.rand(rows, heads, length, generator=made)
-    positions = torch.randint(1, 4, (rows, heads, length), generator=made).cumsum(-1) - 1
-    if case.content == "equal":
-        keys, values = (x[:, :, :1].expand_as(x).clone() for x in (keys, values))
-        attention = torch.ones_like(attention)
-    elif case.content == "zero":
-        keys, values, queries = (torch.zeros_like(x) for x in (keys, values, queries))
-        attention = torch.zeros_like(attention)
-    elif case.content == "repeated":
-        which = torch.arange(length) % 3
-        which = torch.minimum(which, torch.tensor(length - 1))
-        keys, values, attention = (x[:, :, which].clone() for x in (keys, values, attention))
-    elif case.content == "large":
-        keys, values, queries = (x * 64 for x in (keys, values, queries))
-    lengths, prompts, counts = (list(column) for column in zip(*case.rows, strict=True))
-    for row in range(rows):
-        for part in (keys, values, attention):
-            part[row, :, lengths[row] :] = float("nan")
-        queries[row, :, : observed - counts[row]] = float("nan")
-    return KVSlice(
-        keys=keys.to(dtype),
-        queries=queries.to(dtype),
-        values=values.to(dtype),
-        positions=positions,
-        attention=attention,
-        lengths=torch.tensor(lengths) if len(set(lengths)) > 1 else None,
-        query_counts=torch.tensor(counts) if len(set(counts)) > 1 else None,
-        prefix=torch.tensor(prompts) if any(prompts) else None,
-    )
-
-
-def single_row(kv: KVSlice, case: KVCase, row: int) -> KVSlice:
-    """Row `row` alone, without padding; copies."""
-    length, prompt, count = case.rows[row]
-
-    def cut(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value[row : row + 1, :, :length].clone()
-
-    return KVSlice(
-        keys=kv.keys[row : row + 1, :, :length].clone(),
-        queries=kv.queries[row : row + 1, :, kv.queries.shape[2] - count :].clone(),
-        values=cut(kv.values),
-        positions=cut(kv.positions),
-        attention=cut(kv.attention),
-        prefix=torch.tensor([prompt]) if prompt else None,
-    )
 
 
 def check_case(evictor: Evictor, who: str, case: KVCase) -> None:
@@ -133,7 +81,7 @@ class _Check:
         }
         result = call(kv)
         for field, value in before.items():
-            if not _same(getattr(kv, field), value):
+            if not same(getattr(kv, field), value):
                 broken(
                     laws.READ_ONLY, self.who, f"`{name}` changed kv.{field}", "a slice as it was"
                 )
@@ -147,23 +95,23 @@ class _Check:
         where = self.middle(row)
         self._check_form(scores, tuple(kv.keys.shape[:3]), where)
         again = self.score(kv)
-        if not _same(scores[..., where], again[..., where]):
+        if not same(scores[..., where], again[..., where]):
             broken(
                 laws.DETERMINISTIC,
                 self.who,
-                _difference(scores, again, where, ("first", "then")),
+                difference(scores, again, where, ("first", "then")),
                 "the same scores twice",
             )
         if self.case.dtype != "float32":
-            full = self.score(_floats(kv))
+            full = self.score(floats(kv))
             if not near(scores[..., where], full[..., where]):
                 broken(
                     laws.PRECISION,
                     self.who,
-                    _difference(scores, full, where, (self.case.dtype, "float32")),
+                    difference(scores, full, where, (self.case.dtype, "float32")),
                     "the same scores, as every number of the input is one of float32, too",
                 )
-        for layout, other in _layouts(kv):
+        for layout, other in layouts(kv):
             try:
                 found = self.score(other)
             except Exception as error:
@@ -175,7 +123,7 @@ class _Check:
                 )
             if found.shape != scores.shape or not near(scores[..., where], found[..., where]):
                 seen = (
-                    _difference(scores, found, where, ("contiguous", layout))
+                    difference(scores, found, where, ("contiguous", layout))
                     if found.shape == scores.shape
                     else f"{layout}: scores {list(found.shape)}"
                 )
@@ -200,7 +148,7 @@ class _Check:
             )
         if not self.evictor.needs_keys:
             other = self.score(dataclasses.replace(kv, keys=kv.keys.flip(2)))
-            if not _same(scores, other):
+            if not same(scores, other):
                 broken(
                     laws.NEEDS,
                     self.who,
@@ -247,7 +195,7 @@ class _Check:
                         laws.BEST,
                         self.who,
                         f"KV head {head} keeps {spans(found)} of entries {where.start} to "
-                        f"{where.stop - 1}, whose scores are {_numbers(given)}",
+                        f"{where.stop - 1}, whose scores are {numbers(given)}",
                         spans(best),
                     )
         return kept
@@ -303,7 +251,7 @@ class _Check:
                         laws.ROWS,
                         self.who,
                         f"row {row} of {len(rows)}: "
-                        + _difference(
+                        + difference(
                             single, together[row : row + 1], where, ("alone", "in the batch")
                         ),
                         "the same scores",
@@ -311,8 +259,11 @@ class _Check:
         kept = self.select(self.kv)
         self._compare(kept, alone, rows, "in the batch")
         turned = rows[::-1]
-        parts: dict[str, Any] = {f.name: getattr(self.kv, f.name) for f in dataclasses.fields(KVSlice)}
-        moved = KVSlice(**{n: None if v is None else v[turned] for n, v in parts.items()})
+        parts: dict[str, Any] = {
+            f.name: getattr(self.kv, f.name) for f in dataclasses.fields(KVSlice)
+        }
+        parts = {n: None if value is None else value[turned] for n, value in parts.items()}
+        moved = KVSlice(**parts)
         self._compare(self.select(moved), [alone[row] for row in turned], turned, "in other order")
 
     def _compare(self, kept: Tensor, alone: list[Tensor], rows: list[int], how: str) -> None:
@@ -355,75 +306,3 @@ class _Check:
         scores = self.score(single_row(self.kv, self.case, row))[0, head]
         gap = float(scores[differ].max() - scores[differ].min())
         return gap <= NEAR * float(scores[where].abs().max())
-
-
-def near(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of scores agree up to the rounding of float32 arithmetic."""
-    if one.shape != other.shape:
-        return False
-    scale = float(torch.maximum(one.abs().max(), other.abs().max())) if one.numel() else 0.0
-    return float((one - other).abs().max() if one.numel() else 0.0) <= NEAR * scale
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Equal, NaN where NaN is."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def _floats(kv: KVSlice) -> KVSlice:
-    return dataclasses.replace(
-        kv,
-        keys=kv.keys.float(),
-        queries=kv.queries.float(),
-        values=None if kv.values is None else kv.values.float(),
-    )
-
-
-def _layouts(kv: KVSlice) -> list[tuple[str, KVSlice]]:
-    """The same numbers in other memory; what surrounds them is NaN."""
-
-    def inside(value: Tensor) -> Tensor:
-        rows, heads, length, dim = value.shape
-        store = torch.full((rows + 1, heads, length + 3, dim), float("nan"), dtype=value.dtype)
-        store[:rows, :, :length] = value
-        return store[:rows, :, :length]
-
-    def turned(value: Tensor) -> Tensor:
-        return value.transpose(1, 2).contiguous().transpose(1, 2)
-
-    def through(move: Callable[[Tensor], Tensor]) -> KVSlice:
-        return dataclasses.replace(
-            kv,
-            keys=move(kv.keys),
-            queries=move(kv.queries),
-            values=None if kv.values is None else move(kv.values),
-        )
-
-    return [("inside a larger store", through(inside)), ("transposed", through(turned))]
-
-
-def _difference(one: Tensor, other: Tensor, where: slice, names: tuple[str, str]) -> str:
-    """The entry at which two tensors of scores [1, heads, length] differ most."""
-    gap = (one - other)[0, :, where].abs()
-    head, entry = divmod(int(gap.nan_to_num(float("inf")).argmax()), gap.shape[1])
-    entry += where.start
-    first, second = float(one[0, head, entry]), float(other[0, head, entry])
-    return (
-        f"the score of entry {entry}, KV head {head}, is {first:.6g} {names[0]} and "
-        f"{second:.6g} {names[1]}"
-    )
-
-
-def spans(indices: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for index in indices:
-        if parts and index == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], index]
-        else:
-            parts.append([index])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[1]}" for p in parts) or "nothing"
-
-
-def _numbers(values: list[float]) -> str:
-    return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"

@@ -109,7 +109,7 @@ class Checks:
                     laws.CANDIDATES,
                     self.who,
                     f"{which}: {fact} {seen!r}",
-                    f"{expected!r}" + (" (it has a verdict)" * (fact == "aborted" and expected)),
+                    f"{expected!r}" + (" (it has a verdict)" * (expected is True)),
                 )
         entropies = candidate.entropies
         if entropies and (
@@ -291,7 +291,9 @@ class Checks:
             return
         many, one = await self.open(scene.question), await self.open(scene.question)
         try:
-            among = (await self.propose(many, 3, scene.tokens, [scene.seed + i for i in range(3)]))[1]
+            among = (await self.propose(many, 3, scene.tokens, [scene.seed + i for i in range(3)]))[
+                1
+            ]
             (alone,) = await self.propose(one, 1, scene.tokens, [scene.seed + 1])
             self.same(laws.SEED, [among], [alone], "alone")
             if among.stop is StopReason.EOS or not among.text.strip():
@@ -355,7 +357,8 @@ class Checks:
                 seen = f"in use {held} before, {self.in_use()} after view {number + 1} was closed"
                 broken(laws.CLOSE, self.who, seen, "everything freed")
 
-    async def ending(self) -> None:
+    async def ending(self, scene: Scene) -> None:
+        del scene
         await self.policy.aclose()
         await self.policy.aclose()
 
