@@ -21,7 +21,10 @@ __all__ = ["Law", "LawBroken", "Laws", "broken", "checked_examples", "clipped", 
 Case = TypeVar("Case")
 
 SHRINK_SECONDS: Final = 3.0
-"""How long a breach is made smaller; what is found until then is told."""
+"""Seconds of computing in which a breach is made smaller; what is found until then is told."""
+
+WAIT_SECONDS: Final = 30.0
+"""The same by the clock, for components that wait for something."""
 
 _LONGEST = 600
 
@@ -127,10 +130,10 @@ def search(
     """
     __tracebackhide__ = True
     found: dict[Case, LawBroken] = {}
-    first: list[tuple[Law, float]] = []
+    first: list[tuple[Law, float, float]] = []
 
     def breach(case: Case) -> LawBroken | None:
-        if first and time.monotonic() > first[0][1]:
+        if first and (time.process_time() > first[0][1] or time.monotonic() > first[0][2]):
             raise _Enough
         if case in found:
             return found[case]
@@ -145,7 +148,8 @@ def search(
         else:
             return None
         if not first:
-            first.append((seen.law, time.monotonic() + SHRINK_SECONDS))
+            work, wait = time.process_time() + SHRINK_SECONDS, time.monotonic() + WAIT_SECONDS
+            first.append((seen.law, work, wait))
         if seen.law is not first[0][0]:
             return None
         found[case] = seen

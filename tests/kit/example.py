@@ -1,4 +1,4 @@
-"""Prints the failure that docs/testing.md shows, and its tables of laws: python -m tests.kit.example"""
+"""Prints the failure and the tables of laws of docs/testing.md: python -m tests.kit.example"""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def tables() -> str:
     """Every law with its rule and what its breach means, one table per component."""
     parts = []
     for kind, laws in LAWS.items():
-        lines = [f"### {kind.capitalize()}", "", "| law | what must hold | in a run |", "|---|---|---|"]
+        head = "| law | what must hold | in a run |"
+        lines = [f"### {kind.capitalize()}", "", head, "|---|---|---|"]
         lines += [f"| `{law.name}` | {law.rule} | {law.meaning} |" for law in laws]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
