@@ -19,9 +19,9 @@ from kvrescue.parts import Parts
 from kvrescue.scorers import HTTPPRMSpec
 from kvrescue.scorers.http_prm import HTTPPRM, PROBES
 from kvrescue.scorers.qwen_prm import QwenPRM
+from kvrescue.testing import check_scorer
 from tests.engine.checkpoints import save_prm
 from tests.scorers.helpers import QUESTION, Trajectory, candidate, pool
-from tests.scorers.laws import check_laws
 from tests.scorers.server import Server, serving
 
 STEPS = ("Let x = 3.\n\n", "Then we add 4:\n\n\n", "So the answer is 7.\n\n")
@@ -80,10 +80,8 @@ async def test_scores_of_a_whole_trajectory(server: Server, folder: Path, conven
     await ours.aclose()
 
 
-async def test_laws(server: Server) -> None:
-    ours = client(server)
-    await check_laws(ours)
-    await ours.aclose()
+def test_laws(server: Server) -> None:
+    check_scorer(lambda: client(server), examples=4)
 
 
 async def test_the_server_is_tried_once(server: Server) -> None:

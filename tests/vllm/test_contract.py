@@ -9,6 +9,7 @@ import pytest
 from kvrescue.evictors import RKV, SnapKV
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
+from kvrescue.testing import check_policy
 from tests.policies.contract import *  # noqa: F403
 from tests.policies.parts import BASE, HELPER
 from tests.vllm.parts import vllm_policy
@@ -24,3 +25,8 @@ PARTS: dict[str, tuple[str, Evictor | None]] = {
 def policy(request: Any) -> VLLMPolicy:
     model, evictor = PARTS[request.param]
     return vllm_policy(model, evictor, max_context=384)
+
+
+def test_laws(policy: VLLMPolicy) -> None:
+    evictor: Any = policy.engine.evictor
+    check_policy(policy, interval=evictor.interval if evictor else 1, examples=2)

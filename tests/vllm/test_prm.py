@@ -19,10 +19,10 @@ from kvrescue.errors import ConfigError, InputError, ModelLoadError, ScorerError
 from kvrescue.policies.vllm.pooling import Pooled
 from kvrescue.scorers import HTTPPRM, VLLMPRM, QwenPRM, VLLMPRMSpec
 from kvrescue.scorers.base import Scorer
+from kvrescue.testing import check_scorer
 from tests.engine.checkpoints import HIDDEN, edit, save_lm, save_prm, two_layer_head
 from tests.policies.parts import BASE, decode
 from tests.scorers.helpers import Trajectory, candidate, pool
-from tests.scorers.laws import check_laws
 from tests.vllm.parts import leaving_the_process_alone, vllm_policy
 from tests.vllm.servers import KEY, Served, serve, stop
 
@@ -98,8 +98,8 @@ async def test_the_scores_of_torch(convention: str, prefix_caching: bool) -> Non
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-async def test_laws(prefix_caching: bool) -> None:
-    await check_laws(ours("step_tag", prefix_caching), near=1e-4)
+def test_laws(prefix_caching: bool) -> None:
+    check_scorer(ours("step_tag", prefix_caching), tolerance=2e-4, examples=4)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -354,13 +354,20 @@ def test_policies_and_scorer_on_vllm_share_the_process() -> None:
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-async def test_a_real_server(servers: dict[str, Served], convention: Any) -> None:
+def test_a_real_server(servers: dict[str, Served], convention: Any) -> None:
     url = servers[convention].ready()
-    prm = HTTPPRM(url, "prm", tokenizer=PRM, convention=convention, api_key=KEY)
-    assert prm.max_context == 512
-    await compare(prm, theirs(convention))
-    await check_laws(prm, near=1e-4)
-    await prm.aclose()
+
+    def make() -> HTTPPRM:
+        return HTTPPRM(url, "prm", tokenizer=PRM, convention=convention, api_key=KEY)
+
+    async def scores() -> None:
+        prm = make()
+        assert prm.max_context == 512
+        await compare(prm, theirs(convention))
+        await prm.aclose()
+
+    asyncio.run(scores())
+    check_scorer(make, tolerance=2e-4, examples=4)
 
 
 def test_the_traps_of_a_real_server(servers: dict[str, Served]) -> None:
