@@ -1,6 +1,7 @@
 """Detector: reads a candidate while it is generated and may abort it.
 
-Law: detection is online and causal. The verdict at position e depends on tokens <= e only.
+Law: detection is online and causal. The verdict at position e depends on tokens <= e only, and on
+the context that the candidate continues.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvrescue.options import Options
-from kvrescue.types import Verdict
+from kvrescue.types import Context, Verdict
 
 __all__ = ["Detector", "DetectorState", "Source", "TokenEvent"]
 
@@ -50,13 +51,24 @@ class DetectorState(abc.ABC):
 
 
 class Detector(Options, abc.ABC):
-    """Frozen options of a detector; `start()` gives the state for one candidate."""
+    """Frozen options of a detector; `start()`, or `start_in(context)`, gives the state for one
+    candidate."""
 
     kind: ClassVar[str] = ""
     """The name it is registered under; becomes `Verdict.detector`."""
 
     @abc.abstractmethod
-    def start(self) -> DetectorState: ...
+    def start(self) -> DetectorState:
+        """The state for one candidate of which nothing else is known."""
+
+    def start_in(self, context: Context) -> DetectorState:
+        """The state for one candidate that continues `context`; what a run calls.
+
+        Override it to compare a candidate with the question or with the committed steps, whichever
+        proposer they came from (`context.steps[i].text`). It is called for every candidate: keep
+        it quick, and keep nothing of it in the detector.
+        """
+        return self.start()
 
     def check(self, source: Source) -> None:  # optional hook
         """Raise `DetectorError` when this detector can never fire on `source`."""
