@@ -111,9 +111,9 @@ class KVPress(Evictor):
 
         size = self.bound + 1
         keys, values, queries = numbers(2, size), numbers(2, size), numbers(4, self.observation)
-        first = KVSlice(keys[:1], queries[:1], values[:1])
+        last = KVSlice(keys[1:], queries[1:], values[1:])
         try:
-            both, alone = self.score(KVSlice(keys, queries, values)), self.score(first)
+            both, alone = self.score(KVSlice(keys, queries, values)), self.score(last)
         except Exception as error:
             reason = (
                 error if isinstance(error, KVRescueError) else f"{type(error).__name__}: {error}"
@@ -121,7 +121,7 @@ class KVPress(Evictor):
             raise ConfigError(f"press {self.press.name} cannot score a cache: {reason}") from error
         past = size - self.window
         if both.shape != keys.shape[:3] or not torch.allclose(
-            both[:1, :, :past], alone[:, :, :past], rtol=1e-4, atol=1e-6
+            both[1:, :, :past], alone[:, :, :past], rtol=1e-4, atol=1e-6
         ):
             raise ConfigError(
                 f"press {self.press.name}: the scores of a sequence depend on chance or on the "
