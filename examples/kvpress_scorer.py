@@ -17,6 +17,7 @@ own, `make test-kvpress` tests this file in it.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -58,16 +59,16 @@ class Press(Options):
     def build(self, compression_ratio: float) -> Any:
         """The press. Raises ConfigError (no such press, wrong options) and DependencyError."""
         kvpress = _kvpress()
-        found = getattr(kvpress, self.name, None)
-        if not (isinstance(found, type) and issubclass(found, kvpress.ScorerPress)):
+        found: Any = getattr(kvpress, self.name, None)
+        if not (inspect.isclass(found) and issubclass(found, kvpress.ScorerPress)):
             presses = [
                 name
                 for name, value in vars(kvpress).items()
-                if isinstance(value, type) and issubclass(value, kvpress.ScorerPress)
+                if inspect.isclass(value) and issubclass(value, kvpress.ScorerPress)
             ]
             what = "is no scorer press" if found is not None else "is not in kvpress"
             raise ConfigError(f"press {self.name!r} {what}{nearest(self.name, presses)}")
-        if found.compress is not kvpress.ScorerPress.compress:
+        if getattr(found, "compress", None) is not kvpress.ScorerPress.compress:
             raise ConfigError(
                 f"press {self.name!r} does more than score (it has its own `compress`), and an "
                 "evictor only scores"
@@ -184,7 +185,7 @@ class _Attention:
     def __getattr__(self, name: str) -> NoReturn:
         raise EvictorError("it reads the attention of all queries, not of the newest ones only")
 
-    def __getitem__(self, index: object) -> Tensor:
+    def __getitem__(self, index: Any) -> Tensor:
         """`attentions[..., -n:, entries]` with n <= observation."""
         queries = index[1] if isinstance(index, tuple) and len(index) == 3 else None
         if not (
