@@ -73,8 +73,9 @@ class Press(Options):
                 f"press {self.name!r} does more than score (it has its own `compress`), and an "
                 "evictor only scores"
             )
+        make: Any = found
         try:
-            return found(compression_ratio=compression_ratio, **self.options)
+            return make(compression_ratio=compression_ratio, **self.options)
         except Exception as error:
             raise ConfigError(f"press {self.name}: {type(error).__name__}: {error}") from error
 
