@@ -1,6 +1,6 @@
-# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm
-# and `make test-lm-eval` in .venv-lm-eval. `make test-browser` adds playwright to .venv and drives a
-# Chromium that is installed already.
+# `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm,
+# `make test-lm-eval` in .venv-lm-eval and `make test-kvpress` in .venv-kvpress. `make test-browser` adds
+# playwright to .venv and drives a Chromium that is installed already.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,10 +12,13 @@ VLLM_READY := $(VLLM_VENV)/.ready
 LM_EVAL_VENV ?= .venv-lm-eval
 LM_EVAL_BIN := $(LM_EVAL_VENV)/bin
 LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
+KVPRESS_VENV ?= .venv-kvpress
+KVPRESS_BIN := $(KVPRESS_VENV)/bin
+KVPRESS_READY := $(KVPRESS_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm setup-lm-eval demo test test-browser test-vllm test-lm-eval lint types check \
-	bench clean
+.PHONY: setup setup-vllm setup-lm-eval setup-kvpress demo test test-browser test-vllm test-lm-eval \
+	test-kvpress lint types check bench clean
 
 setup: $(READY)
 
@@ -48,6 +51,15 @@ $(LM_EVAL_READY): pyproject.toml constraints.txt
 	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt -e '.[lm-eval,test]'
 	touch $(LM_EVAL_READY)
 
+# kvpress wants an older transformers than the extra [torch]: the engine's packages are named one by one.
+setup-kvpress: $(KVPRESS_READY)
+
+$(KVPRESS_READY): pyproject.toml constraints-kvpress.txt
+	$(PYTHON) -m venv $(KVPRESS_VENV)
+	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt torch
+	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt -e '.[test]' kvpress safetensors
+	touch $(KVPRESS_READY)
+
 demo: setup
 	$(BIN)/kvrescue demo
 
@@ -70,6 +82,9 @@ test-vllm: setup-vllm
 test-lm-eval: setup-lm-eval
 	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness
 
+test-kvpress: setup-kvpress
+	OMP_NUM_THREADS=1 $(KVPRESS_BIN)/python -m pytest -n 2 tests/kvpress
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -86,4 +101,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(KVPRESS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

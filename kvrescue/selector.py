@@ -245,7 +245,7 @@ class _Trajectory:
 
     async def _draw(self, max_tokens: int) -> list[Candidate]:
         candidates = await self.views.propose(
-            self.draws, self.selector.sampling, max_tokens, self.seed
+            self.context, self.draws, self.selector.sampling, max_tokens, self.seed
         )
         self.draws += 1
         for candidate in candidates:

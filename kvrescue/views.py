@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvrescue.detectors.base import Detector
+from kvrescue.detectors.context import in_context
 from kvrescue.errors import (
     AuditError,
     CapacityError,
@@ -24,7 +25,7 @@ from kvrescue.rules import check_candidates
 from kvrescue.sampling import MOST_CANDIDATES
 from kvrescue.seeding import candidate_seed
 from kvrescue.tasks import asked_to_stop, gather, uninterrupted
-from kvrescue.types import CacheStats, Candidate, Degradation, Question
+from kvrescue.types import CacheStats, Candidate, Context, Degradation, Question
 
 __all__ = ["Proposer", "Views"]
 
@@ -126,12 +127,13 @@ class Views:
             return min(view.room, max_context - length), length
 
     async def propose(
-        self, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
+        self, context: Context, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
     ) -> list[Candidate]:
-        """One round: every proposer's candidates in pool order."""
+        """One round: every proposer's candidates in pool order, screened as what continues
+        `context`."""
 
         async def draw_from(name: str) -> list[Candidate]:
-            return await self._draw(name, draw, sampling, max_tokens, run_seed)
+            return await self._draw(name, context, draw, sampling, max_tokens, run_seed)
 
         drawn = await self._each("drawing", draw_from, self._names, retire=False)
         return [candidate for found in drawn.values() for candidate in found]
@@ -182,16 +184,21 @@ class Views:
         self._open[name] = await self._proposers[name].policy.open(self._question, name)
 
     async def _draw(
-        self, name: str, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
+        self,
+        name: str,
+        context: Context,
+        draw: int,
+        sampling: Sampling,
+        max_tokens: int,
+        run_seed: int,
     ) -> list[Candidate]:
         proposer = self._proposers[name]
         seeds = [
             candidate_seed(run_seed, self._question.id, draw, name, index)
             for index in range(proposer.n)
         ]
-        found = await self._open[name].propose(
-            proposer.n, sampling, proposer.detectors, seeds, max_tokens
-        )
+        detectors = tuple(in_context(detector, context) for detector in proposer.detectors)
+        found = await self._open[name].propose(proposer.n, sampling, detectors, seeds, max_tokens)
         return check_candidates(
             found,
             name,

@@ -1,6 +1,7 @@
 """Detector: reads a candidate while it is generated and may abort it.
 
-Law: detection is online and causal. The verdict at position e depends on tokens <= e only.
+Law: detection is online and causal. The verdict at position e depends on tokens <= e only, and on
+the context that the candidate continues.
 
 A detector with a `cutoff` can be calibrated: it says which of its options is the threshold, and
 `measure` gives the value of a whole candidate that decides, wherever the threshold stands.
@@ -14,7 +15,7 @@ from typing import ClassVar, Self
 
 from kvrescue.errors import DetectorError
 from kvrescue.options import Options
-from kvrescue.types import Candidate, StopReason, Verdict
+from kvrescue.types import Candidate, Context, StopReason, Verdict
 
 __all__ = ["Cutoff", "Detector", "DetectorState", "Source", "TokenEvent", "tokens_read"]
 
@@ -81,7 +82,8 @@ class DetectorState(abc.ABC):
 
 
 class Detector(Options, abc.ABC):
-    """Frozen options of a detector; `start()` gives the state for one candidate."""
+    """Frozen options of a detector; `start()`, or `start_in(context)`, gives the state for one
+    candidate."""
 
     kind: ClassVar[str] = ""
     """The name it is registered under; becomes `Verdict.detector`."""
@@ -89,7 +91,17 @@ class Detector(Options, abc.ABC):
     """What calibration changes; None: nothing."""
 
     @abc.abstractmethod
-    def start(self) -> DetectorState: ...
+    def start(self) -> DetectorState:
+        """The state for one candidate of which nothing else is known."""
+
+    def start_in(self, context: Context) -> DetectorState:
+        """The state for one candidate that continues `context`; what a run calls.
+
+        Override it to compare a candidate with the question or with the committed steps, whichever
+        proposer they came from (`context.steps[i].text`). It is called for every candidate: keep
+        it quick, and keep nothing of it in the detector.
+        """
+        return self.start()
 
     def measure(self, candidate: Candidate) -> float | None:  # optional hook
         """The most severe value that is compared with the threshold, were it never to fire.

@@ -14,7 +14,7 @@ The threshold is in nats of the full next-token distribution, before temperature
 Entropy over a server's top 20 log-probabilities, or after top-k 20, is at most ln 20 = 3.00, so
 the paper's 7.0 could never fire there: `check` refuses such a pair.
 
-A loop is confident, hence low in entropy: `gzip` and `ngram` look for those. Like every
+A loop is confident, hence low in entropy: `gzip` and `ngram` look for those. Like every built-in
 detector this one reads one candidate; a trajectory that repeats itself step after step is
 invisible to it.
 """

@@ -31,6 +31,7 @@ class View(abc.ABC):
     ) -> list[Candidate]:
         """Draw `n` candidates from the current state, candidate i with `seeds[i]`.
 
+        Every candidate is read by `DetectorBank(detectors)`; the detectors know the context.
         A candidate never exceeds min(sampling.max_step_tokens, max_tokens) tokens. An aborted
         candidate stops consuming compute at once and comes back with its verdict. The forks stay
         held until the next `commit` or `propose`.

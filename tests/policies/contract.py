@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from kvrescue.detectors import EntropyDetector, GzipDetector, NgramDetector
 from kvrescue.detectors.bank import DetectorBank
 from kvrescue.detectors.base import Detector, TokenEvent
+from kvrescue.detectors.context import in_context
 from kvrescue.errors import AuditError, CapacityError, PolicyError
 from kvrescue.policies.base import View
 from kvrescue.policies.local import LocalPolicy
 from kvrescue.types import CacheStats, Candidate, StopReason
-from tests.engine.firing import Exits, FiresAt
+from tests.engine.firing import Exits, FiresAt, Repeats, continuing
 from tests.policies.parts import decode, foreign, greedy, idle, questions, step
 
 WORDS = ("So 3 + 4 = 7.\n\n", "Then 7 + 5 = 12. Then 12 - 4 = 8.\n\n", "8 apples.\n\n")
@@ -206,6 +207,7 @@ DETECTORS = [
     EntropyDetector(threshold=1.5, guard=4, window=3),
     GzipDetector(window_chars=40, stride_chars=1, threshold=0.8),
     NgramDetector(max_period=4, min_count=2, min_span=2),
+    in_context(Repeats(), continuing("+", "=")),
 ]
 
 
