@@ -15,9 +15,11 @@ from kvrescue.errors import (
     ConfigError,
     InputError,
     KVRescueError,
+    PluginError,
     PolicyError,
     located,
 )
+from kvrescue.evictors.firing import Watch
 from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.rules import check_candidates
@@ -74,7 +76,10 @@ class Views:
     With `degrade`, a proposer that fails while drawing sits out the round; one that fails while
     opening or advancing is out for the rest of the trajectory, because its view no longer agrees
     with the context. Each failure is appended to `degradations`. Errors that a user has to mend
-    (`InputError`, `ConfigError`) and `AuditError` are raised in any case.
+    (`InputError`, `ConfigError`, and the `PluginError` of a listener) and `AuditError` are raised
+    in any case.
+
+    `watch`: makes a listener to the evictions of the named proposer's view; None: nobody listens.
     """
 
     def __init__(
@@ -84,12 +89,14 @@ class Views:
         degradations: list[Degradation],
         *,
         degrade: bool,
+        watch: Callable[[str], Watch] | None = None,
     ) -> None:
         self.degradations = degradations
         self.caches: dict[str, CacheStats] = {}
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._question = question
         self._degrade = degrade
+        self._watch = watch
         self._open: dict[str, View] = {}
 
     async def open(self) -> None:
@@ -116,6 +123,14 @@ class Views:
         for name in self._names:
             with _measuring(name):
                 found[name] = self._open[name].stats
+        return found
+
+    def rooms(self) -> dict[str, int]:
+        """Tokens that still fit into every open view."""
+        found = {}
+        for name in self._names:
+            with _measuring(name):
+                found[name] = self._open[name].room
         return found
 
     def _room_and_length(self, name: str, max_context: int) -> tuple[int, int]:
@@ -178,7 +193,12 @@ class Views:
 
     async def _open_one(self, name: str) -> None:
         # Stored at once: a view is closed even when its sibling fails in this very moment.
-        self._open[name] = await self._proposers[name].policy.open(self._question, name)
+        policy = self._proposers[name].policy
+        if self._watch is None:
+            self._open[name] = await policy.open(self._question, name)
+        else:
+            watch = self._watch(name)
+            self._open[name] = await policy.open_watched(self._question, name, watch)
 
     async def _draw(
         self, name: str, draw: int, sampling: Sampling, max_tokens: int, run_seed: int
@@ -235,7 +255,7 @@ class Views:
             else:
                 good[name] = result
         for error in failed.values():
-            if isinstance(error, InputError | ConfigError | AuditError):
+            if isinstance(error, InputError | ConfigError | AuditError | PluginError):
                 raise error
         for name, error in failed.items():
             self.degradations.append(Degradation(where=name, message=str(error)))
