@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import kvrescue
-from kvrescue.cli import bench, config, cost, demo, doctor, grade, plugins, problem, solve
+from kvrescue.cli import bench, config, cost, demo, doctor, grade, plugins, problem, replay, solve
 from kvrescue.cli.console import human
 from kvrescue.cli.failures import DEBUG_VARIABLE, CommandGroup, exit_codes
 
@@ -54,6 +54,7 @@ def root(
 
 app.command()(demo.demo)
 app.command()(solve.solve)
+app.command()(replay.replay)
 app.command()(problem.problem)
 app.command()(grade.grade)
 app.command(name="config")(config.show_config)

@@ -11,7 +11,6 @@ from typing import Final
 from kvrescue.detectors.bank import DetectorBank
 from kvrescue.detectors.base import Detector, Source, TokenEvent
 from kvrescue.errors import CapacityError, PolicyError, ReplayError
-from kvrescue.options import checked_by
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.replay.recording import Failures, Recorded, Recording, Round, at, shown
 from kvrescue.replay.specs import AfterDivergence, ReplayPolicySpec, Verdicts
@@ -38,9 +37,9 @@ class ReplayPolicy(Policy):
     Raises:
         ReplayError: there is no such file, or it tells of no trajectory.
         RunError: it is damaged, or no trace.
+        ConfigError: an option is wrong.
     """
 
-    @checked_by(ReplayPolicySpec, but=["trace"])
     def __init__(
         self,
         trace: str | os.PathLike[str] | Recording,
@@ -49,6 +48,12 @@ class ReplayPolicy(Policy):
         verdicts: Verdicts = "anew",
         after_divergence: AfterDivergence = "error",
     ) -> None:
+        ReplayPolicySpec(  # for its checks
+            trace="recording",
+            proposer=proposer,
+            verdicts=verdicts,
+            after_divergence=after_divergence,
+        )
         self.recording = trace if isinstance(trace, Recording) else Recording.read(trace)
         self.proposer = proposer
         self.verdicts = verdicts
@@ -274,20 +279,21 @@ class ReplayView(View):
         )
 
     def _had_no_room(self, step: int) -> bool:
-        """Whether the recorded trajectory ended because this view could not read its last step,
-        while others could."""
+        """Whether the recorded trajectory ended because this view could not read its last step."""
         end = self._run.finished
         if end is None or end.solution.stop is not SolutionStop.CONTEXT:
             return False
         if step != len(self._run.steps) - 1:
             return False
         before, after = self._run.caches(step), self._run.caches(step + 1)
-        read = {
-            name: after[name].logical_length > before[name].logical_length
-            for name in after
-            if name in before
-        }
-        return any(read.values()) and not read.get(self.told, True)
+        writer = self._run.steps[step].step.candidate.policy
+
+        def unread(name: str) -> bool:
+            known = name in before and name in after
+            return known and before[name].logical_length == after[name].logical_length
+
+        # Who wrote the step has room for it: where it did not read it, nobody was asked to.
+        return unread(self.told) and not unread(writer)
 
     async def close(self) -> None:
         message = self._failures.closing
