@@ -97,9 +97,9 @@ one; `changed`: scores or verdicts, say, are others, and the same steps were com
 `diverged`), `diverged_at` (0-based number of the first step that is another one) and `reason`, null
 where nothing diverged, `steps` (recorded ones), `recorded` and `replayed` (`stop` and `answer`;
 null where it did not come to an end), and `verdicts`: candidates that detectors judge otherwise,
-with `step`, `draw`, `proposer`, `index`, and `recorded` and `now` (`detector` and `position`, null where
-none fired; the detector `replay` stands for an abort that no longer happens). The exit code is 0
-whatever the outcome.
+with `step`, `draw`, `proposer`, `index`, and `recorded` and `now` (`detector` and `position`, null
+where none fired; the detector `replay` stands for an abort that no longer happens). The exit code
+is 0 whatever the outcome.
 """,
     "grade": """\
 [grading](grading.md) says what each rule finds equal. `--json` prints `grading`, `answer` (null

@@ -47,11 +47,15 @@ class Replayed:
 
     @property
     def outcome(self) -> Outcome:
-        """`same`: every event is the recorded one; `changed`: the same steps were committed, but
-        scores or verdicts, say, are others; `diverged`: other steps were committed."""
+        """`same`: every event is the recorded one, whatever the rules were; `changed`: the same
+        steps were committed, but scores or verdicts, say, are others; `diverged`: other steps were
+        committed."""
         if self.diverged_at is not None:
             return "diverged"
-        return "same" if list(self.events) == self.recorded.events else "changed"
+        # A recording that breaks off is followed as far as it goes.
+        end = None if self.recorded.finished is not None else len(self.events)
+        told, now = self.recorded.events[1:end], list(self.events[1:])
+        return "same" if told == now else "changed"
 
     @property
     def diverged_at(self) -> int | None:
