@@ -44,7 +44,7 @@ def replay(
     """Select again over recorded candidates: other detectors or scorers, and no models.
 
     The rules are the recorded ones, unless --config or --set says otherwise.
-    Try `kvrescue replay run.jsonl --set proposers.base.detectors.gzip.threshold=0.5`.
+    Try `kvrescue replay run.jsonl --set proposers.base.detectors.ngram.min_span=8`.
     """
     from kvrescue.replay import replay as run
 

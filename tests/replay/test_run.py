@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,8 @@ def kvrescue_register_detectors(register):
 
 
 @pytest.fixture(autouse=True)
-def _own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_default", None)
-    yield
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +243,8 @@ def test_a_trace_from_before_rules_needs_a_configuration(fake: Path, tmp_path: P
         list(replay(old))
     fails(15, "ReplayError", "replay", str(old))
     config = tmp_path / "fake.yaml"
-    ran = Ran(
-        "replay", str(old), "--config", str(config), "--set", f"scorer={{kind: replay, trace: {old}}}",
-        "--json", *BOTH,
-    )  # fmt: skip
+    scores = ["--set", f"scorer={{kind: replay, trace: {old}}}"]
+    ran = Ran("replay", str(old), "--config", str(config), *scores, "--json", *BOTH)
     assert ran.code == 0, ran.stderr
     assert {entry["diverged_at"] for entry in ran.json} == {None}
 
