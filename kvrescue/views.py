@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import (
@@ -17,6 +17,7 @@ from kvrescue.errors import (
     KVRescueError,
     PluginError,
     PolicyError,
+    ReplayError,
     located,
 )
 from kvrescue.evictors.firing import Watch
@@ -30,6 +31,9 @@ from kvrescue.types import CacheStats, Candidate, Degradation, Question
 __all__ = ["Proposer", "Views"]
 
 T = TypeVar("T")
+
+_NEVER_DEGRADED: Final = (InputError, ConfigError, AuditError, PluginError, ReplayError)
+"""To be mended by the user, or by the author of a listener; or a run that is not what it says."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ class Views:
     With `degrade`, a proposer that fails while drawing sits out the round; one that fails while
     opening or advancing is out for the rest of the trajectory, because its view no longer agrees
     with the context. Each failure is appended to `degradations`. Errors that a user has to mend
-    (`InputError`, `ConfigError`, and the `PluginError` of a listener) and `AuditError` are raised
-    in any case.
+    (`InputError`, `ConfigError`, `ReplayError`, the `PluginError` of a listener) and `AuditError`
+    are raised in any case.
 
     `watch`: makes a listener to the evictions of the named proposer's view; None: nobody listens.
     """
@@ -255,7 +259,7 @@ class Views:
             else:
                 good[name] = result
         for error in failed.values():
-            if isinstance(error, InputError | ConfigError | AuditError | PluginError):
+            if isinstance(error, _NEVER_DEGRADED):
                 raise error
         for name, error in failed.items():
             self.degradations.append(Degradation(where=name, message=str(error)))

@@ -87,6 +87,17 @@ async def test_another_choice_names_where_and_what_and_the_way_out() -> None:
     assert (again.question_id, again.seed, again.step) == ("q1", 3, 0)
 
 
+async def test_what_is_not_recorded_is_no_failure_to_live_with() -> None:
+    """Going on without a proposer or scores that a recording lacks would be another run."""
+    recording = await record()
+    with pytest.raises(ReplayError, match="chosen now"):
+        await told(ReplayPolicy(recording), Longest(-1), on_policy_error="degrade")
+    with pytest.raises(ReplayError, match="was not scored"):
+        await told(
+            ScriptedPolicy(PLAIN), ReplayScorer(recording), seed=8, on_scorer_error="degrade"
+        )
+
+
 async def test_stop_ends_the_trajectory_after_the_other_choice() -> None:
     policy = ReplayPolicy(await record(), after_divergence="stop")
     events = await told(policy, Longest(-1))
