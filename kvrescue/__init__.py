@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvrescue.events import (
         CandidateFinished,
         Event,
+        EvictionFired,
         RoundSkipped,
         StepCommitted,
         TraceWriter,
@@ -60,6 +61,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "events": (
         "CandidateFinished",
         "Event",
+        "EvictionFired",
         "RoundSkipped",
         "StepCommitted",
         "TraceWriter",
@@ -101,6 +103,7 @@ __all__ = [
     "Detector",
     "DetectorState",
     "Event",
+    "EvictionFired",
     "Evictor",
     "EvictorField",
     "KVRescueError",

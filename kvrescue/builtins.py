@@ -14,6 +14,7 @@ __all__: list[str] = []
 def kvrescue_register_policies(register: Register) -> None:
     register("torch", "kvrescue.policies.specs:TorchPolicySpec")
     register("vllm", "kvrescue.policies.specs:VLLMPolicySpec")
+    register("replay", "kvrescue.replay.specs:ReplayPolicySpec")
 
 
 @hookimpl
@@ -39,3 +40,4 @@ def kvrescue_register_scorers(register: Register) -> None:
     register("vllm_prm", "kvrescue.scorers.specs:VLLMPRMSpec")
     register("http_prm", "kvrescue.scorers.specs:HTTPPRMSpec")
     register("likelihood", "kvrescue.scorers.specs:LikelihoodSpec")
+    register("replay", "kvrescue.replay.specs:ReplayScorerSpec")

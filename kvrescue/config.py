@@ -37,6 +37,7 @@ __all__ = [
     "ConfigSource",
     "ProposerConfig",
     "RescueConfig",
+    "config_data",
     "config_hash",
     "load_config",
     "resolved_yaml",
@@ -119,6 +120,21 @@ def load_config(
             return cast("RescueConfig", validate(RescueConfig, data))
         except ValidationError as error:
             raise _typed(error) from None
+
+
+def config_data(source: ConfigSource) -> dict[str, Any]:
+    """What a source says, not checked, as nested dicts and lists; `plugins` that are relative
+    paths are made absolute.
+
+    Raises:
+        UnknownNameError: an unknown preset.
+        ConfigError: the file cannot be read.
+    """
+    data, folder = _read(source)
+    listed = data.get("plugins")
+    if isinstance(listed, list):
+        data["plugins"] = [_absolute(s, folder) if isinstance(s, str) else s for s in listed]
+    return data
 
 
 def resolved_yaml(config: RescueConfig) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "PluginError",
     "PolicyError",
+    "ReplayError",
     "RunError",
     "ScorerError",
     "UnknownNameError",
@@ -141,6 +142,26 @@ class CalibrationError(KVRescueError):
     """Recorded traces do not give a threshold, or a calibration was made for something else."""
 
     exit_code = 15
+
+
+class ReplayError(KVRescueError):
+    """A replay needs what its recording does not hold: another question, seed, choice or score.
+
+    Where it is known, `question_id`, `seed` and `step` (0-based) say where.
+    """
+
+    exit_code = 16
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        question_id: str | None = None,
+        seed: int | None = None,
+        step: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.question_id, self.seed, self.step = question_id, seed, step
 
 
 E = TypeVar("E", bound=KVRescueError)

@@ -1,27 +1,37 @@
-"""Events: what happens in a trajectory, as it happens, and their form as JSON lines."""
+"""Events: what happens in a trajectory, as it happens, and their form as JSON lines.
+
+What decides is told and written to traces; that an evictor fired (`EvictionFired`) is told to those
+who listen, and not written: it may happen with every token.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TextIO, TypeAlias, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvrescue.detectors.base import Source
 from kvrescue.errors import ConfigError
+from kvrescue.evictors.firing import Firing, When
 from kvrescue.faults import line, translated
 from kvrescue.types import CacheStats, Candidate, CommittedStep, Question, Solution
+
+if TYPE_CHECKING:
+    from numpy import ndarray
 
 __all__ = [
     "SCHEMA_VERSION",
     "CandidateFinished",
     "Event",
+    "EvictionFired",
     "RoundSkipped",
     "StepCommitted",
     "TraceWriter",
@@ -31,6 +41,7 @@ __all__ = [
     "from_dict",
     "solution_as_dict",
     "solution_from_dict",
+    "within_json",
 ]
 
 SCHEMA_VERSION: Final = 1
@@ -46,6 +57,13 @@ class TrajectoryStarted:
     proposers: tuple[str, ...]
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view: it holds the prompt."""
+    rooms: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that fit into every view on top of the prompt, as far as its policy is concerned."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """What every proposer's detectors are fed."""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """What decides beside models and scorer, as configuration data: `proposers` (`candidates` and
+    `detectors` of each), `sampling`, `limits`, and what is done in the end and on failures."""
 
     @property
     def question_id(self) -> str:
@@ -63,6 +81,9 @@ class CandidateFinished:
     step: int
     """Number of the step it was drawn for."""
     candidate: Candidate
+    seed: int | None = None
+    """Of the run: a question may run under several at once. None in traces from before it was
+    told; so in every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,7 @@ class RoundSkipped:
     """`flagged` when detectors aborted every candidate."""
     in_a_row: int
     """Rounds skipped since the last commit, this one included."""
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,7 @@ class StepCommitted:
     step: CommittedStep
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view. After the last step of a trajectory nothing is drawn, so no view reads it."""
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +120,55 @@ class TrajectoryFinished:
     @property
     def question_id(self) -> str:
         return self.solution.question.id
+
+    @property
+    def seed(self) -> int:
+        return self.solution.seed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvictionFired:
+    """An evictor dropped entries of one row, told at once and to those who listen only.
+
+    Not an `Event`: it is neither streamed nor written to traces.
+    """
+
+    question_id: str
+    seed: int
+    proposer: str
+    step: int
+    """Number of the step that is drawn, or was committed."""
+    when: When
+    """`prompt`: it was read; `decode`: a candidate was being drawn; `rebase`: the committed step
+    was read (of an own step only its last token was still to be read)."""
+    candidate: int | None
+    """Its index among the proposer's while it was being drawn, else None."""
+    dropped: int
+    """Entries per layer and KV head."""
+    logical_length: int
+    """Tokens of prompt, committed steps and, while it is drawn, the candidate."""
+    physical_length: int
+    """Entries held per layer and KV head, after it."""
+    positions: Callable[[], ndarray] = field(repr=False)
+    """int32 [layers, kv_heads, physical length]: the logical positions that every layer and KV head
+    holds now, ascending. Read from the cache when it is called, which must be before the hook
+    returns: later, an `EvictorError` is raised, unless it was called before."""
+
+    @classmethod
+    def of(cls, firing: Firing, question_id: str, seed: int, proposer: str, step: int) -> Self:
+        """What an engine told, and of which trajectory."""
+        return cls(
+            question_id,
+            seed,
+            proposer,
+            step,
+            firing.when,
+            firing.candidate,
+            firing.dropped,
+            firing.logical_length,
+            firing.physical_length,
+            firing.positions,
+        )
 
 
 Event: TypeAlias = (
@@ -119,18 +191,18 @@ _ADAPTERS: Final[Mapping[type[Any], TypeAdapter[Any]]] = {
 
 
 def _plain(value: Event | Solution) -> dict[str, Any]:
-    plain = _within_json(_ADAPTERS[type(value)].dump_python(value, mode="json"))
+    plain = within_json(_ADAPTERS[type(value)].dump_python(value, mode="json"))
     return cast("dict[str, Any]", plain)
 
 
-def _within_json(value: object) -> object:
+def within_json(value: object) -> object:
     """NaN and infinity (an entropy, a measured value) as strings: JSON has no number for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {key: _within_json(item) for key, item in value.items()}
+        return {key: within_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_within_json(item) for item in value]
+        return [within_json(item) for item in value]
     return value
 
 

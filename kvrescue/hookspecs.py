@@ -14,7 +14,14 @@ from typing import Final, Protocol
 import pluggy
 from pydantic import BaseModel
 
-from kvrescue.events import CandidateFinished, StepCommitted, TrajectoryFinished
+from kvrescue.events import (
+    CandidateFinished,
+    EvictionFired,
+    RoundSkipped,
+    StepCommitted,
+    TrajectoryFinished,
+    TrajectoryStarted,
+)
 
 __all__ = ["PROJECT", "Register", "hookimpl", "hookspec"]
 
@@ -56,8 +63,18 @@ def kvrescue_register_scorers(register: Register) -> None:
 
 
 @hookspec
+def kvrescue_trajectory_started(event: TrajectoryStarted) -> None:
+    """Every view holds the prompt; the first step is about to be drawn."""
+
+
+@hookspec
 def kvrescue_candidate_finished(event: CandidateFinished) -> None:
     """A candidate was drawn or aborted. Observers run on the event loop: keep them quick."""
+
+
+@hookspec
+def kvrescue_round_skipped(event: RoundSkipped) -> None:
+    """No candidate of a round may be chosen; nothing was committed."""
 
 
 @hookspec
@@ -68,3 +85,12 @@ def kvrescue_step_committed(event: StepCommitted) -> None:
 @hookspec
 def kvrescue_trajectory_finished(event: TrajectoryFinished) -> None:
     """A trajectory ended with a solution."""
+
+
+@hookspec
+def kvrescue_eviction_fired(event: EvictionFired) -> None:
+    """An evictor dropped entries of a view or of a candidate's fork.
+
+    Called in the middle of the engine's step, perhaps with every token: keep it quick. Engines
+    tell of evictions only while some plugin implements this; the torch engine does, vLLM does not.
+    """

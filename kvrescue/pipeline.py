@@ -31,7 +31,7 @@ from kvrescue.policies.base import Sampling
 from kvrescue.questions import as_question
 from kvrescue.rules import Limits, OnError, WhenAllFlagged
 from kvrescue.scorers.base import Scorer
-from kvrescue.selector import Observer, Proposer, StepwiseSelector
+from kvrescue.selector import EvictionObserver, Observer, Proposer, StepwiseSelector
 from kvrescue.types import Question, Solution
 
 __all__ = ["Rescue", "close_parts"]
@@ -59,6 +59,7 @@ class Rescue:
         concurrency: problems in flight at once; further ones wait.
         plugins: whose observer hooks are called (default: the process's own plugins).
         observers: called with every event, on the background loop.
+        eviction_observers: called with every `EvictionFired`; see `StepwiseSelector`.
 
     Policies and scorers that are passed in stay the caller's: they may serve several `Rescue`s,
     and `close` leaves them alone. Those that `from_config` builds are closed with it.
@@ -83,9 +84,11 @@ class Rescue:
         concurrency: int = 32,
         plugins: Plugins | None = None,
         observers: Sequence[Observer] = (),
+        eviction_observers: Sequence[EvictionObserver] = (),
     ) -> None:
         concurrency = whole_number("concurrency", concurrency, least=1)
         known = plugins if plugins is not None else plugin_layer.default()
+        of_plugins = known.eviction_observer()
         self.selector = StepwiseSelector(
             proposers,
             scorer,
@@ -96,6 +99,7 @@ class Rescue:
             on_scorer_error=on_scorer_error,
             on_policy_error=on_policy_error,
             observers=(known.observer(), *observers),
+            eviction_observers=(*([of_plugins] if of_plugins else []), *eviction_observers),
         )
         self.seed = whole_number("seed", seed)
         self.concurrency = concurrency
@@ -118,6 +122,7 @@ class Rescue:
         engine: Engine | None = None,
         plugins: Plugins | None = None,
         observers: Sequence[Observer] = (),
+        eviction_observers: Sequence[EvictionObserver] = (),
         parts: Parts | None = None,
     ) -> Self:
         """Build everything from a preset's name, a YAML file, data or a configuration.
@@ -129,7 +134,7 @@ class Rescue:
             overrides: "path=value" assignments; see `load_config`.
             engine: "torch" or "vllm", what the policies run on; None: as configured.
             plugins: see the class.
-            observers: see the class.
+            observers, eviction_observers: see the class.
             parts: where built policies and scorers are looked up and kept, for several `Rescue`s
                 of the same models; they then stay the caller's to close.
 
@@ -155,6 +160,7 @@ class Rescue:
                 concurrency=config.concurrency,
                 plugins=plugins,
                 observers=observers,
+                eviction_observers=eviction_observers,
             )
         except BaseException:
             if own:

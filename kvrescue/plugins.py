@@ -28,7 +28,15 @@ from pydantic import BaseModel
 from kvrescue import builtins, hookspecs
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import KVRescueError, PluginError, nearest
-from kvrescue.events import CandidateFinished, Event, StepCommitted, TrajectoryFinished
+from kvrescue.events import (
+    CandidateFinished,
+    Event,
+    EvictionFired,
+    RoundSkipped,
+    StepCommitted,
+    TrajectoryFinished,
+    TrajectoryStarted,
+)
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import KINDS, Kind, Registry
@@ -54,9 +62,12 @@ _REGISTER_HOOKS: Final[dict[str, Kind]] = {
     "kvrescue_register_scorers": "scorer",
 }
 _OBSERVER_HOOKS: Final[dict[type[Any], str]] = {
+    TrajectoryStarted: "kvrescue_trajectory_started",
     CandidateFinished: "kvrescue_candidate_finished",
+    RoundSkipped: "kvrescue_round_skipped",
     StepCommitted: "kvrescue_step_committed",
     TrajectoryFinished: "kvrescue_trajectory_finished",
+    EvictionFired: "kvrescue_eviction_fired",
 }
 _HOOKS: Final = (*_REGISTER_HOOKS, *_OBSERVER_HOOKS.values())
 
@@ -188,12 +199,7 @@ class Plugins:
             PluginError: an observer failed; the message names its plugin.
         """
         implementations = {
-            event: [
-                (name, implementation)
-                for name in self._origins
-                for implementation in self._implementations(hook, name)
-            ]
-            for event, hook in _OBSERVER_HOOKS.items()
+            event: self._every_implementation(hook) for event, hook in _OBSERVER_HOOKS.items()
         }
 
         def observe(event: Event) -> None:
@@ -201,6 +207,30 @@ class Plugins:
                 _call(implementation, name, event=event)
 
         return observe
+
+    def eviction_observer(self) -> Callable[[EvictionFired], None] | None:
+        """The same for evictions; None when no plugin wants to know of them.
+
+        Raises (when called):
+            PluginError: an observer failed; the message names its plugin.
+        """
+        implementations = self._every_implementation(_OBSERVER_HOOKS[EvictionFired])
+        if not implementations:
+            return None
+
+        def observe(event: EvictionFired) -> None:
+            for name, implementation in implementations:
+                _call(implementation, name, event=event)
+
+        return observe
+
+    def _every_implementation(self, hook: str) -> list[tuple[str, pluggy.HookImpl]]:
+        """What plugins do for one hook, with their names, in the order of loading."""
+        return [
+            (name, implementation)
+            for name in self._origins
+            for implementation in self._implementations(hook, name)
+        ]
 
     def _add(self, plugin: object, name: str, origin: Origin) -> str:
         for known, other in self._plugins.items():

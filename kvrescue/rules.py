@@ -6,16 +6,20 @@ ties, and steps that are empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from kvrescue.detectors.base import Detector
 from kvrescue.errors import PolicyError
+from kvrescue.events import within_json
 from kvrescue.options import Options
+from kvrescue.sampling import Sampling
 from kvrescue.types import Candidate, StopReason
 
 __all__ = [
+    "as_data",
     "Limits",
     "OnError",
     "WhenAllFlagged",
@@ -86,6 +90,41 @@ def check_candidates(
                 f"{who} has {candidate.n_tokens} tokens where at most {max_tokens} were asked for"
             )
     return sorted(found, key=lambda candidate: candidate.index)
+
+
+def as_data(
+    proposers: Mapping[str, tuple[int, Sequence[Detector]]],
+    sampling: Sampling,
+    limits: Limits,
+    **choices: bool | str,
+) -> dict[str, Any]:
+    """The rules of a run as configuration data; with policies and a scorer added, `load_config`
+    reads them.
+
+    Args:
+        proposers: number of candidates and detectors, by name.
+        sampling: how candidates are drawn.
+        limits: where a trajectory ends.
+        choices: `stop_at_answer`, `when_all_flagged` and what is done on failures.
+    """
+    sections = {
+        name: {"candidates": n, "detectors": [_section(detector) for detector in detectors]}
+        for name, (n, detectors) in proposers.items()
+    }
+    return {
+        "proposers": sections,
+        "sampling": within_json(sampling.model_dump(mode="json")),
+        "limits": within_json(limits.model_dump(mode="json")),
+        **choices,
+    }
+
+
+def _section(detector: Detector) -> Any:
+    kind = detector.kind or type(detector).__name__
+    try:
+        return within_json({"kind": kind, **detector.model_dump(mode="json")})
+    except (TypeError, ValueError):  # an option that is no plain data; its kind is
+        return {"kind": kind}
 
 
 def best(scores: Sequence[float | None]) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import SupportsFloat
 
-from kvrescue.errors import KVRescueError, ScorerError, located
+from kvrescue.errors import KVRescueError, ReplayError, ScorerError, located
 from kvrescue.scorers.base import Scorer
 from kvrescue.tasks import asked_to_stop
 from kvrescue.types import Candidate, Context, Degradation
@@ -35,6 +35,7 @@ async def score_pool(
 
     Raises:
         ScorerError: the scorer failed, or its result is no list of scores.
+        ReplayError: a recording does not hold the scores, whether to degrade or not.
     """
     firsts, where = distinct(pool)
     try:
@@ -50,7 +51,7 @@ async def score_pool(
             )
     except Exception as error:
         typed = typed_error(scorer, error)
-        if not degrade:
+        if not degrade or isinstance(typed, ReplayError):
             raise typed from typed.__cause__
         degradations.append(Degradation("scorer", str(typed)))
         return [None] * len(pool)

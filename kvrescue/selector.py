@@ -11,20 +11,22 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvrescue.answers import extract_answer
 from kvrescue.errors import ConfigError, DetectorError, KVRescueError, PluginError, located
 from kvrescue.events import (
     CandidateFinished,
     Event,
+    EvictionFired,
     RoundSkipped,
     StepCommitted,
     TrajectoryFinished,
     TrajectoryStarted,
 )
+from kvrescue.evictors.firing import Firing, Watch
 from kvrescue.policies.base import Sampling
-from kvrescue.rules import Limits, OnError, WhenAllFlagged, best, is_selectable
+from kvrescue.rules import Limits, OnError, WhenAllFlagged, as_data, best, is_selectable
 from kvrescue.scorers.base import Scorer
 from kvrescue.scoring import score_pool, typed_error
 from kvrescue.tasks import uninterrupted
@@ -41,10 +43,13 @@ from kvrescue.types import (
 )
 from kvrescue.views import Proposer, Views
 
-__all__ = ["Observer", "Proposer", "StepwiseSelector"]
+__all__ = ["EvictionObserver", "Observer", "Proposer", "StepwiseSelector"]
 
 Observer: TypeAlias = Callable[[Event], None]
 """Called with every event, on the event loop, before anybody else sees it: keep it quick."""
+
+EvictionObserver: TypeAlias = Callable[[EvictionFired], None]
+"""Called with every eviction, in the middle of a policy's work: keep it quick."""
 
 
 class StepwiseSelector:
@@ -63,6 +68,8 @@ class StepwiseSelector:
             pool when none is valid; both are recorded in the step.
         on_policy_error: `degrade` goes on without the proposer that failed (see `Views`).
         observers: called with every event.
+        eviction_observers: called with every eviction; policies tell of them only where there is
+            one.
 
     Raises:
         ConfigError: no proposer, two of one name, or an unknown choice.
@@ -81,6 +88,7 @@ class StepwiseSelector:
         on_scorer_error: OnError = "raise",
         on_policy_error: OnError = "raise",
         observers: Sequence[Observer] = (),
+        eviction_observers: Sequence[EvictionObserver] = (),
     ) -> None:
         if not isinstance(proposers, Iterable):
             raise ConfigError(f"proposers = {proposers!r}: expected a list of Proposer")
@@ -95,9 +103,20 @@ class StepwiseSelector:
         self.on_scorer_error = on_scorer_error
         self.on_policy_error = on_policy_error
         self.observers = tuple(observers)
+        self.eviction_observers = tuple(eviction_observers)
         self._check()
         for proposer in self.proposers:
             proposer.policy.expect(proposer.n)
+        self.rules = as_data(
+            {proposer.name: (proposer.n, proposer.detectors) for proposer in self.proposers},
+            self.sampling,
+            self.limits,
+            stop_at_answer=stop_at_answer,
+            when_all_flagged=when_all_flagged,
+            on_scorer_error=on_scorer_error,
+            on_policy_error=on_policy_error,
+        )
+        """What decides beside models and scorer, as configuration data."""
 
     async def run(self, question: Question, seed: int = 0) -> Solution:
         """Solve one question.
@@ -128,17 +147,7 @@ class StepwiseSelector:
                 yield event
 
     def _tell(self, event: Event) -> None:
-        for observer in self.observers:
-            try:
-                observer(event)
-            except KVRescueError:
-                raise
-            except Exception as error:
-                name = getattr(observer, "__qualname__", type(observer).__qualname__)
-                raise PluginError(
-                    f"observer {name!r} failed on {type(event).__name__}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+        _call(self.observers, event)
 
     def _check(self) -> None:
         if not self.proposers:
@@ -157,7 +166,8 @@ class StepwiseSelector:
                 raise ConfigError(f"{option} is {value!r}; valid: {', '.join(valid)}")
         for proposer in self.proposers:
             source = dataclasses.replace(
-                proposer.policy.source, max_step_tokens=self.sampling.max_step_tokens
+                proposer.policy.source_of(proposer.name),
+                max_step_tokens=self.sampling.max_step_tokens,
             )
             for detector in proposer.detectors:
                 where = f"proposer {proposer.name!r}: detector {detector.kind!r}"
@@ -169,6 +179,20 @@ class StepwiseSelector:
                     raise DetectorError(
                         f"{where}: its check failed: {type(error).__name__}: {error}"
                     ) from error
+
+
+def _call(observers: Sequence[Callable[[Any], None]], event: Event | EvictionFired) -> None:
+    for observer in observers:
+        try:
+            observer(event)
+        except KVRescueError:
+            raise
+        except Exception as error:
+            name = getattr(observer, "__qualname__", type(observer).__qualname__)
+            raise PluginError(
+                f"observer {name!r} failed on {type(event).__name__}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(slots=True)
@@ -196,6 +220,7 @@ class _Trajectory:
             self.question,
             self.degradations,
             degrade=self.selector.on_policy_error == "degrade",
+            watch=self._watch if self.selector.eviction_observers else None,
         )
         self.uses = {proposer.name: TokenUse() for proposer in proposers}
 
@@ -203,7 +228,7 @@ class _Trajectory:
         try:
             await self.views.open()
             self.views.require_room(self.selector.limits.max_context)
-            yield TrajectoryStarted(self.question, self.seed, tuple(self.uses), self.views.stats())
+            yield self._started()
             while self.stop is None:
                 max_tokens = self._tokens_left()
                 if max_tokens < 1:
@@ -213,7 +238,11 @@ class _Trajectory:
                 candidates = await self._draw(max_tokens)
                 for candidate in candidates:
                     yield CandidateFinished(
-                        self.question.id, self.draws - 1, len(self.context.steps), candidate
+                        self.question.id,
+                        self.draws - 1,
+                        len(self.context.steps),
+                        candidate,
+                        self.seed,
                     )
                 yield await self._decide(candidates, known)
         except BaseException as error:
@@ -227,6 +256,29 @@ class _Trajectory:
             raise
         await uninterrupted(self._close())
         yield TrajectoryFinished(self._solution(self.stop))
+
+    def _started(self) -> TrajectoryStarted:
+        views, proposers = self.views, self.selector.proposers
+        return TrajectoryStarted(
+            self.question,
+            self.seed,
+            tuple(self.uses),
+            views.stats(),
+            views.rooms(),
+            {proposer.name: proposer.policy.source_of(proposer.name) for proposer in proposers},
+            self.selector.rules,
+        )
+
+    def _watch(self, name: str) -> Watch:
+        """A listener to the evictions of a proposer's view, which tells the observers."""
+
+        def watch(firing: Firing) -> None:
+            rebased = firing.when == "rebase"  # the step is committed by then
+            step = len(self.context.steps) - rebased
+            event = EvictionFired.of(firing, self.question.id, self.seed, name, step)
+            _call(self.selector.eviction_observers, event)
+
+        return watch
 
     async def _close(self) -> None:
         try:
@@ -281,7 +333,7 @@ class _Trajectory:
             degradations=tuple(self.degradations[known:]),
         )
         await self._commit(committed)
-        return StepCommitted(self.question.id, committed, self.views.stats())
+        return StepCommitted(self.question.id, committed, self.views.stats(), self.seed)
 
     async def _commit(self, committed: CommittedStep) -> None:
         winner = committed.candidate
@@ -326,6 +378,7 @@ class _Trajectory:
             step=len(self.context.steps),
             reason="flagged" if flagged else "empty",
             in_a_row=self.skipped_in_a_row,
+            seed=self.seed,
         )
 
     async def _score(self, pool: Sequence[Candidate]) -> list[float | None]:

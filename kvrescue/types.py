@@ -118,6 +118,9 @@ class Candidate:
     """Entropy in nats of the raw next-token distribution, one per token."""
     verdict: Verdict | None = None
     seed: int = 0
+    char_ends: tuple[int, ...] = ()
+    """Characters of `text` that each token and those before it completed, one number per token;
+    empty where they are not known. A replay cuts the text along them."""
 
     @property
     def is_empty(self) -> bool:

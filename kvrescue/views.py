@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvrescue.detectors.base import Detector
 from kvrescue.detectors.context import in_context
@@ -16,9 +16,12 @@ from kvrescue.errors import (
     ConfigError,
     InputError,
     KVRescueError,
+    PluginError,
     PolicyError,
+    ReplayError,
     located,
 )
+from kvrescue.evictors.firing import Watch
 from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.rules import check_candidates
@@ -30,6 +33,9 @@ from kvrescue.types import CacheStats, Candidate, Context, Degradation, Question
 __all__ = ["Proposer", "Views"]
 
 T = TypeVar("T")
+
+_NEVER_DEGRADED: Final = (InputError, ConfigError, AuditError, PluginError, ReplayError)
+"""To be mended by the user, or by the author of a listener; or a run that is not what it says."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,10 @@ class Views:
     With `degrade`, a proposer that fails while drawing sits out the round; one that fails while
     opening or advancing is out for the rest of the trajectory, because its view no longer agrees
     with the context. Each failure is appended to `degradations`. Errors that a user has to mend
-    (`InputError`, `ConfigError`) and `AuditError` are raised in any case.
+    (`InputError`, `ConfigError`, `ReplayError`, the `PluginError` of a listener) and `AuditError`
+    are raised in any case.
+
+    `watch`: makes a listener to the evictions of the named proposer's view; None: nobody listens.
     """
 
     def __init__(
@@ -86,12 +95,14 @@ class Views:
         degradations: list[Degradation],
         *,
         degrade: bool,
+        watch: Callable[[str], Watch] | None = None,
     ) -> None:
         self.degradations = degradations
         self.caches: dict[str, CacheStats] = {}
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._question = question
         self._degrade = degrade
+        self._watch = watch
         self._open: dict[str, View] = {}
 
     async def open(self) -> None:
@@ -118,6 +129,14 @@ class Views:
         for name in self._names:
             with _measuring(name):
                 found[name] = self._open[name].stats
+        return found
+
+    def rooms(self) -> dict[str, int]:
+        """Tokens that still fit into every open view."""
+        found = {}
+        for name in self._names:
+            with _measuring(name):
+                found[name] = self._open[name].room
         return found
 
     def _room_and_length(self, name: str, max_context: int) -> tuple[int, int]:
@@ -181,7 +200,12 @@ class Views:
 
     async def _open_one(self, name: str) -> None:
         # Stored at once: a view is closed even when its sibling fails in this very moment.
-        self._open[name] = await self._proposers[name].policy.open(self._question, name)
+        policy = self._proposers[name].policy
+        if self._watch is None:
+            self._open[name] = await policy.open(self._question, name)
+        else:
+            watch = self._watch(name)
+            self._open[name] = await policy.open_watched(self._question, name, watch)
 
     async def _draw(
         self,
@@ -243,7 +267,7 @@ class Views:
             else:
                 good[name] = result
         for error in failed.values():
-            if isinstance(error, InputError | ConfigError | AuditError):
+            if isinstance(error, _NEVER_DEGRADED):
                 raise error
         for name, error in failed.items():
             self.degradations.append(Degradation(where=name, message=str(error)))

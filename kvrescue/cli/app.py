@@ -17,6 +17,7 @@ from kvrescue.cli import (
     grade,
     plugins,
     problem,
+    replay,
     solve,
 )
 from kvrescue.cli.console import human
@@ -65,6 +66,7 @@ def root(
 
 app.command()(demo.demo)
 app.command()(solve.solve)
+app.command()(replay.replay)
 app.command()(problem.problem)
 app.command()(grade.grade)
 app.command(name="config")(config.show_config)

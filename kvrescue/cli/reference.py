@@ -100,6 +100,17 @@ options of the chosen engine. The scorer stays as it is.
 accounts. `--trace` appends each event as one JSON line, flushed at once, so that a run that is
 interrupted leaves everything up to that moment.
 """,
+    "replay": """\
+[replay](replay.md) says what a recording holds and what can be changed. `--json` prints a list, one
+object per trajectory: `question` (its id), `seed`, `outcome` (`same`: every event is the recorded
+one; `changed`: scores or verdicts, say, are others, and the same steps were committed;
+`diverged`), `diverged_at` (0-based number of the first step that is another one) and `reason`, null
+where nothing diverged, `steps` (recorded ones), `recorded` and `replayed` (`stop` and `answer`;
+null where it did not come to an end), and `verdicts`: candidates that detectors judge otherwise,
+with `step`, `draw`, `proposer`, `index`, and `recorded` and `now` (`detector` and `position`, null
+where none fired; the detector `replay` stands for an abort that no longer happens). The exit code
+is 0 whatever the outcome.
+""",
     "grade": """\
 [grading](grading.md) says what each rule finds equal. `--json` prints `grading`, `answer` (null
 where there is none), `gold`, `correct` (the verdict to report: the paper's rule, or whole numbers),

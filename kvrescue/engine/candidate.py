@@ -32,6 +32,7 @@ class GrowingCandidate:
         self.seed = seed
         self.token_ids: list[int] = []
         self.entropies: list[float] = []
+        self.char_ends: list[int] = []
         self.text = StepText(pieces, separator, carry)
         self.verdict: Verdict | None = None
         self.stop: StopReason | None = None
@@ -47,10 +48,12 @@ class GrowingCandidate:
         """
         self.token_ids.append(token_id)
         self.entropies.append(entropy)
+        self.char_ends.append(self.char_ends[-1] if self.char_ends else 0)
         if token_id in self._eos:
             self.stop = StopReason.EOS
             return self.stop
         new, boundary = self.text.push(token_id)
+        self.char_ends[-1] += len(new)
         if self._bank is not None:
             self.verdict = self._bank.update(TokenEvent(token_id, new, entropy))
         if self.verdict is not None:

@@ -26,6 +26,7 @@ from kvrescue.engine.text import TokenText
 from kvrescue.errors import COMPONENT_FAILURES, PolicyError
 from kvrescue.evictors.audit import check_fired
 from kvrescue.evictors.base import Evictor
+from kvrescue.evictors.firing import Watch
 from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, StopReason
 
@@ -57,9 +58,15 @@ class Engine:
 
     # -- operations -----------------------------------------------------------------------------
 
-    async def open(self, tokens: Sequence[int]) -> ParkedSequence:
-        """Start a sequence: full attention over `tokens`, then eviction."""
-        sequence = ParkedSequence(row=self.parked.take())
+    async def open(self, tokens: Sequence[int], watch: Watch | None = None) -> ParkedSequence:
+        """Start a sequence: full attention over `tokens`, then eviction.
+
+        Args:
+            tokens: of the prompt.
+            watch: told of every eviction of the sequence and its forks; what it raises fails the
+                work that evicted.
+        """
+        sequence = ParkedSequence(row=self.parked.take(), watch=watch)
         self._open.add(sequence)
         if self.evictor and self.evictor.protect_prompt:
             self.parked.store.prefix[sequence.row] = len(tokens)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvrescue.engine.parked import ParkedRows
-from kvrescue.engine.runner import Runner
+from kvrescue.engine.runner import Runner, failing, tell
 from kvrescue.engine.sampler import entropy, sample
 from kvrescue.engine.sequence import Draft, Group, HeldFork
 from kvrescue.errors import COMPONENT_FAILURES
@@ -46,6 +46,10 @@ class LiveRows:
             for i, d in enumerate(self.drafts):
                 d.audit.note(int(self.store.length[i]), int(dropped[i]))
                 d.evicted |= bool(dropped[i])
+                watch = d.group.sequence.watch
+                if dropped[i] and watch is not None and not d.group.done.done():
+                    with failing([d.group.done]):
+                        tell(watch, self.store, i, dropped, "decode", d.index)
             logits.append(self.runner.adapter.logits(hidden[:, -1]))
         logits += self._admit()
         if logits:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvrescue.engine.runner import Runner, failing
+from kvrescue.engine.runner import Runner, failing, tell
 from kvrescue.engine.sequence import Extension, HeldFork, ParkedSequence, Probe, right_pad
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import PolicyError
@@ -208,6 +208,10 @@ class ParkedRows:
             e.sequence.audit.note(int(scratch.length[i]), int(dropped[i]))
             if logits is not None:
                 e.sequence.logits = logits[i]
+            if dropped[i] and e.sequence.watch is not None:
+                prompt = int(scratch.logical[i]) == len(e.tokens)
+                with failing([e.done]):
+                    tell(e.sequence.watch, scratch, i, dropped, "prompt" if prompt else "rebase")
             if e.done.done():
                 continue
             if logits is not None and not finite[i]:

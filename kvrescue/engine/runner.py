@@ -16,8 +16,9 @@ from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import COMPONENT_FAILURES, NonFiniteLogitsError
 from kvrescue.evictors.base import Evictor
+from kvrescue.evictors.firing import Firing, Watch, When
 
-__all__ = ["Runner", "failing"]
+__all__ = ["Runner", "failing", "tell"]
 
 
 class Runner:
@@ -78,6 +79,24 @@ class Runner:
             f"{self.adapter.name} returned NaN or infinite logits; check the checkpoint and the "
             f"dtype ({self.adapter.dtype})"
         )
+
+
+def tell(
+    watch: Watch,
+    store: SlotStore,
+    row: int,
+    dropped: np.ndarray,
+    when: When,
+    candidate: int | None = None,
+) -> None:
+    """Tell of the eviction from a row, of which `dropped[row]` entries have just left."""
+
+    def read() -> np.ndarray:
+        found: np.ndarray = store.in_order("positions", row).cpu().numpy().copy()
+        return found
+
+    lengths = int(store.logical[row]), int(store.length[row])
+    Firing(when, candidate, int(dropped[row]), *lengths, read).tell(watch)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from kvrescue.engine.sampler import uniforms
 from kvrescue.engine.slots import KVBlock
 from kvrescue.engine.text import TokenText
 from kvrescue.evictors.audit import Audit
+from kvrescue.evictors.firing import Watch
 from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason
 
@@ -49,6 +50,8 @@ class ParkedSequence:
     forks: dict[int, HeldFork] = field(default_factory=dict)
     """Finished forks by candidate index, until the next commit or proposal."""
     closed: bool = False
+    watch: Watch | None = None
+    """Told of every eviction of the row and of its forks; None: nobody listens."""
 
 
 @dataclass(eq=False, slots=True)

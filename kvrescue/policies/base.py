@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from kvrescue.detectors.base import Detector, Source
+from kvrescue.evictors.firing import Watch
 from kvrescue.options import Options
 from kvrescue.sampling import Sampling
 from kvrescue.types import CacheStats, Candidate, Question
@@ -67,10 +68,21 @@ class Policy(abc.ABC):
         Raises `InputError` when the prompt does not fit the context limit.
         """
 
+    async def open_watched(self, question: Question, name: str, watch: Watch) -> View:
+        """`open` a view whose evictions are told to `watch`; called only when somebody listens.
+
+        A policy that does not override this tells of none.
+        """
+        return await self.open(question, name)
+
     @property
     @abc.abstractmethod
     def source(self) -> Source:
         """What detectors attached to this policy will be fed (max_step_tokens is the default)."""
+
+    def source_of(self, name: str) -> Source:
+        """`source` for the proposer `name`, where it depends on that."""
+        return self.source
 
     def expect(self, candidates: int) -> None:  # noqa: B027 - optional hook
         """Told by every selector that will use it, before any trajectory is opened: one of its

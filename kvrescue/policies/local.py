@@ -80,6 +80,10 @@ class LocalPolicy(Policy):
         return render_prompt(self.tokenizer, question.text, self.system, self.template)
 
     async def open(self, question: Question, name: str) -> EngineView:
+        return EngineView(self, name, await self.engine.open(self._prompt(question, name)))
+
+    def _prompt(self, question: Question, name: str) -> list[int]:
+        """The prompt, checked to leave room for a token."""
         prompt = self.prompt_ids(question)
         if not prompt:
             raise PolicyError(
@@ -91,7 +95,7 @@ class LocalPolicy(Policy):
                 f"the question ({question.text[:40]!r}...) takes {len(prompt)} tokens of {name}'s "
                 f"context of {self.max_context}; shorten it or raise max_context"
             )
-        return EngineView(self, name, await self.engine.open(prompt))
+        return prompt
 
 
 class EngineView(View):
@@ -141,6 +145,7 @@ class EngineView(View):
             entropies=tuple(draft.entropies),
             verdict=draft.verdict,
             seed=draft.seed,
+            char_ends=tuple(draft.char_ends),
         )
 
     async def commit(self, candidate: Candidate) -> None:

@@ -8,9 +8,11 @@ from kvrescue.engine.choices import DType, Template
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.loading import default_device, default_dtype, load_causal_lm
 from kvrescue.evictors.base import Evictor
+from kvrescue.evictors.firing import Watch
 from kvrescue.options import checked_by
-from kvrescue.policies.local import LocalPolicy, check_evictor
+from kvrescue.policies.local import EngineView, LocalPolicy, check_evictor
 from kvrescue.policies.specs import TorchPolicySpec
+from kvrescue.types import Question
 
 __all__ = ["TorchPolicy"]
 
@@ -51,6 +53,10 @@ class TorchPolicy(LocalPolicy):
             eos=self._eos(adapter.generation_eos),
             max_live_rows=max_live_rows,
         )
+
+    async def open_watched(self, question: Question, name: str, watch: Watch) -> EngineView:
+        prompt = self._prompt(question, name)
+        return EngineView(self, name, await self.engine.open(prompt, watch))
 
     @property
     def source(self) -> Source:

@@ -197,6 +197,7 @@ def test_the_json_schema_lists_the_kinds() -> None:
         "vllm_prm",
         "http_prm",
         "likelihood",
+        "replay",
         "fake",
     ]
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrescue import events
+from kvrescue.detectors.base import Source
 from kvrescue.errors import ConfigError
 from kvrescue.types import (
     CacheStats,
@@ -43,6 +44,7 @@ candidates = st.builds(
     st.lists(floats, max_size=3).map(tuple),
     st.none() | verdicts,
     counts,
+    st.lists(counts, max_size=3).map(tuple),
 )
 faults = st.lists(st.builds(Degradation, texts, texts), max_size=2).map(tuple)
 steps = st.builds(
@@ -66,18 +68,35 @@ solutions = st.builds(
     faults,
     counts,
 )
+seeds = st.none() | counts
+plain = st.recursive(
+    st.none() | st.booleans() | counts | texts | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
 every_event = st.one_of(
     st.builds(
         events.TrajectoryStarted,
         st.builds(Question, texts, texts),
         counts,
         st.lists(texts, max_size=2).map(tuple),
+        rooms=st.dictionaries(texts, counts, max_size=2),
+        sources=st.dictionaries(
+            texts, st.builds(Source, counts, counts, texts, st.none() | counts), max_size=2
+        ),
+        rules=st.dictionaries(texts, plain, max_size=2),
     ),
-    st.builds(events.CandidateFinished, texts, counts, counts, candidates),
+    st.builds(events.CandidateFinished, texts, counts, counts, candidates, seeds),
     st.builds(
-        events.RoundSkipped, texts, counts, counts, st.sampled_from(["empty", "flagged"]), counts
+        events.RoundSkipped,
+        texts,
+        counts,
+        counts,
+        st.sampled_from(["empty", "flagged"]),
+        counts,
+        seeds,
     ),
-    st.builds(events.StepCommitted, texts, steps),
+    st.builds(events.StepCommitted, texts, steps, seed=seeds),
     st.builds(events.TrajectoryFinished, solutions),
 )
 
@@ -109,7 +128,7 @@ def test_nan_is_told_within_the_json_standard() -> None:
 
 
 def test_names_are_the_documented_ones() -> None:
-    event = events.RoundSkipped("q", 1, 0, "empty", 1)
+    event = events.RoundSkipped("q", 1, 0, "empty", 1, 7)
     assert events.as_dict(event) == {
         "schema": 1,
         "event": "round_skipped",
@@ -118,6 +137,7 @@ def test_names_are_the_documented_ones() -> None:
         "step": 0,
         "reason": "empty",
         "in_a_row": 1,
+        "seed": 7,
     }
 
 
@@ -166,3 +186,34 @@ def test_a_trace_may_be_shared_by_threads(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_a_typed_error(tmp_path: Path, path: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written: .*; choose another path"):
         events.TraceWriter(tmp_path / path)
+
+
+OLD = {
+    "trajectory_started": {"question": {"text": "q", "id": "q"}, "seed": 3, "proposers": ["base"]},
+    "round_skipped": {"question_id": "q", "draw": 0, "step": 0, "reason": "empty", "in_a_row": 1},
+    "step_committed": {
+        "question_id": "q",
+        "step": {
+            "number": 0,
+            "candidate": {
+                "policy": "base",
+                "index": 0,
+                "text": "a",
+                "token_ids": [1],
+                "stop": "eos",
+            },
+            "score": 0.5,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_traces_from_before_new_fields_are_read(name: str) -> None:
+    event = events.from_dict({"schema": 1, "event": name, **OLD[name]})  # type: ignore[dict-item]
+    if isinstance(event, events.TrajectoryStarted):
+        assert (event.rooms, event.sources, event.rules) == ({}, {}, {})
+    else:
+        assert event.seed is None
+    if isinstance(event, events.StepCommitted):
+        assert event.step.candidate.char_ends == ()

@@ -88,7 +88,7 @@ FINISHED = TrajectoryFinished(Solution(Question("q"), (), SolutionStop.EOS, 0))
 def test_builtins_come_through_the_same_hooks() -> None:
     [info] = Plugins().describe()
     assert (info.name, info.origin) == ("builtins", "builtin")
-    assert info.components["policy"] == ("torch", "vllm")
+    assert info.components["policy"] == ("torch", "vllm", "replay")
     assert set(info.components["evictor"]) == {
         "rkv",
         "snapkv",
@@ -98,7 +98,13 @@ def test_builtins_come_through_the_same_hooks() -> None:
         "none",
     }
     assert info.components["detector"] == ("entropy", "gzip", "ngram")
-    assert info.components["scorer"] == ("qwen_prm", "vllm_prm", "http_prm", "likelihood")
+    assert info.components["scorer"] == (
+        "qwen_prm",
+        "vllm_prm",
+        "http_prm",
+        "likelihood",
+        "replay",
+    )
     assert len(info.hooks) == len(KINDS)
 
 

@@ -173,26 +173,27 @@ class _Growing:
 def trajectories(events: Iterable[Event]) -> list[Trajectory]:
     """The trajectories that events tell of, in the order in which they began.
 
-    Events of different questions may be mixed, as `solve_many` tells them; those of one question
-    belong to the trajectory of it that began last.
+    Events of different questions and seeds may be mixed, as `solve_many` tells them; those of one
+    question and seed belong to the trajectory of them that began last.
 
     Raises:
         RunError: the events do not fit together.
     """
     begun: list[_Growing] = []
-    latest: dict[str, _Growing] = {}
+    latest: dict[tuple[str, int | None], _Growing] = {}
     for event in events:
         if isinstance(event, TrajectoryStarted):
-            latest[event.question_id] = _Growing(event)
-            begun.append(latest[event.question_id])
+            begun.append(_Growing(event))
+            latest[event.question_id, event.seed] = begun[-1]
+            latest[event.question_id, None] = begun[-1]  # events that do not tell their seed
             continue
         asked = event.question_id
-        growing = latest.get(asked)
+        growing = latest.get((asked, event.seed))
         if growing is None:
             raise RunError(f"question {asked!r}: the trace tells of no start")
         if isinstance(event, TrajectoryFinished):
             growing.solution = event.solution
-            del latest[asked]
+            latest = {key: other for key, other in latest.items() if other is not growing}
         else:
             growing.add(event)
     return [growing.done() for growing in begun]
