@@ -32,6 +32,7 @@ __all__ = [
     "CONFIG_ERROR",
     "UNKNOWN_NAME",
     "WRONG_VALUE",
+    "expected",
     "is_boolean_number",
     "line",
     "translated",
@@ -118,6 +119,12 @@ def line(item: Any, *, python: bool = False) -> str:
     if len(shown) > _LONGEST:
         shown = shown[: _LONGEST - 3] + "..."
     return f"{path or 'the value'} = {shown}: {item['msg']}"
+
+
+def expected(model: type[BaseModel], field: str) -> str:
+    """What a field's value should be, in the words of the errors; empty for types that are not
+    known here."""
+    return _expected(*_slot(model, (field,)), "null")
 
 
 def is_boolean_number(annotation: object, value: object) -> bool:

@@ -379,6 +379,6 @@ def _dump(value: BaseModel | None, info: SerializationInfo) -> dict[str, Any] | 
 
 if TYPE_CHECKING:
     EvictorField: TypeAlias = Annotated[Evictor | None, component("evictor", optional=True)]
+    """An evictor inside a policy's options: a section, a bare name, an `Evictor` or None."""
 else:
     EvictorField = Annotated[Any, component("evictor", optional=True)]
-    """An evictor inside a policy's options: a section, a bare name, an `Evictor` or None."""
