@@ -42,13 +42,17 @@ class TrajectoryStarted:
     """Every view is open; the first step is about to be drawn."""
 
     question: Question
+    """What is to be solved."""
     seed: int
+    """Of the run."""
     proposers: tuple[str, ...]
+    """Their names, in the order that breaks ties."""
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view: it holds the prompt."""
 
     @property
     def question_id(self) -> str:
+        """Which trajectory."""
         return self.question.id
 
 
@@ -58,11 +62,13 @@ class CandidateFinished:
     there, so that the same run gives the same events."""
 
     question_id: str
+    """Which trajectory."""
     draw: int
     """Number of the round, skipped ones counted."""
     step: int
     """Number of the step it was drawn for."""
     candidate: Candidate
+    """As it was drawn, with its verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,11 @@ class RoundSkipped:
     """No candidate of the round is selectable; nothing was committed."""
 
     question_id: str
+    """Which trajectory."""
     draw: int
+    """Number of the round, skipped ones counted."""
     step: int
+    """Number of the step that was to be drawn."""
     reason: Literal["empty", "flagged"]
     """`flagged` when detectors aborted every candidate."""
     in_a_row: int
@@ -83,7 +92,9 @@ class StepCommitted:
     """A step was chosen and every view has advanced to it."""
 
     question_id: str
+    """Which trajectory."""
     step: CommittedStep
+    """With all candidates of its round, and their scores."""
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view. After the last step of a trajectory nothing is drawn, so no view reads it."""
 
@@ -93,15 +104,18 @@ class TrajectoryFinished:
     """The last event of a run that did not fail."""
 
     solution: Solution
+    """The whole of it."""
 
     @property
     def question_id(self) -> str:
+        """Which trajectory."""
         return self.solution.question.id
 
 
 Event: TypeAlias = (
     TrajectoryStarted | CandidateFinished | RoundSkipped | StepCommitted | TrajectoryFinished
 )
+"""Any of them."""
 
 _NAMES: Final[Mapping[type[Any], str]] = {
     TrajectoryStarted: "trajectory_started",
@@ -209,6 +223,7 @@ class TraceWriter:
             raise self._error(error) from error
 
     write = __call__
+    """The same as calling it."""
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

@@ -20,6 +20,7 @@ class TokenEvent:
     """One generated token as a detector sees it."""
 
     token_id: int
+    """In the policy's tokenizer."""
     text: str
     """Characters that this token completed ("" while a multi-byte character is incomplete)."""
     entropy: float
@@ -36,9 +37,13 @@ class Source:
     """
 
     vocab_size: int
+    """Tokens that can be drawn."""
     max_step_tokens: int
+    """Tokens of a step at most."""
     entropy: str = "raw"
+    """What distribution it is of; see above."""
     support: int | None = None
+    """Tokens that a truncated entropy is over; None for the vocabulary."""
 
 
 class DetectorState(abc.ABC):
@@ -56,7 +61,8 @@ class Detector(Options, abc.ABC):
     """The name it is registered under; becomes `Verdict.detector`."""
 
     @abc.abstractmethod
-    def start(self) -> DetectorState: ...
+    def start(self) -> DetectorState:
+        """A new state, for one candidate."""
 
     def check(self, source: Source) -> None:  # optional hook
         """Raise `DetectorError` when this detector can never fire on `source`."""
