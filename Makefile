@@ -1,5 +1,5 @@
 # `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm
-# and `make test-lm-eval` in .venv-lm-eval. `make test-browser` adds playwright to .venv and drives a
+# and `make test-lm-eval` in .venv-lm-eval, `make docs` in .venv-docs. `make test-browser` adds playwright to .venv and drives a
 # Chromium that is installed already.
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,10 +12,13 @@ VLLM_READY := $(VLLM_VENV)/.ready
 LM_EVAL_VENV ?= .venv-lm-eval
 LM_EVAL_BIN := $(LM_EVAL_VENV)/bin
 LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_READY := $(DOCS_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm setup-lm-eval demo test test-browser test-vllm test-lm-eval lint types check \
-	bench clean
+.PHONY: setup setup-vllm setup-lm-eval setup-docs demo test test-browser test-vllm test-lm-eval lint \
+	types check docs bench clean
 
 setup: $(READY)
 
@@ -47,6 +50,14 @@ $(LM_EVAL_READY): pyproject.toml constraints.txt
 	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt torch
 	$(LM_EVAL_BIN)/python $(PIP) -c constraints.txt -e '.[lm-eval,test]'
 	touch $(LM_EVAL_READY)
+
+# The site needs neither torch nor a model: signatures are read, not imported.
+setup-docs: $(DOCS_READY)
+
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python $(PIP) -c constraints.txt -e '.[docs]'
+	touch $(DOCS_READY)
 
 demo: setup
 	$(BIN)/kvrescue demo
@@ -80,10 +91,16 @@ types: setup
 
 check: lint types test
 
+# Warnings are errors. The site opens from site/index.html; its search needs a server:
+# `python -m http.server -d site`.
+docs: setup-docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --strict --clean
+	$(DOCS_BIN)/python -m scripts.docs_site.check site
+
 bench: setup
 	$(BIN)/python -m benchmarks.engine_speed
 	$(BIN)/python -m benchmarks.detector_cost
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(DOCS_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,7 +22,7 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
@@ -221,7 +221,7 @@ def _type_in_words(kind: object, metadata: Sequence[object], nothing: str) -> st
     if kind is float:
         finite = "finite " if limits.get("allow_inf_nan") is False and not _bounded(limits) else ""
         return f"a {finite}number{_range(limits)}"
-    if kind is str:
+    if kind in (str, SecretStr):
         return "a text" + (" that is not empty" if limits.get("min_length") else "")
     if get_origin(kind) is Literal:
         *most, last = map(repr, get_args(kind))

@@ -12,8 +12,8 @@ __all__ = ["api_pages"]
 _HEAD: Final = """\
 # API
 
-Public is what is listed here; everything else may change without notice. Importing `kvrescue` imports
-neither torch nor vLLM: names are loaded when they are used.
+Public is what is listed here; everything else may change without notice. Importing `kvrescue`
+imports neither torch nor vLLM: names are loaded when they are used.
 """
 
 
@@ -26,9 +26,7 @@ def api_pages() -> dict[str, str]:
 def _index(rooms: list[str]) -> str:
     parts = [_HEAD]
     parts.append(
-        table(
-            ("page", "what"), ((f"[{ROOMS[n].title}]({n}.md)", ROOMS[n].about) for n in rooms)
-        )
+        table(("page", "what"), ((f"[{ROOMS[n].title}]({n}.md)", ROOMS[n].about) for n in rooms))
     )
     for package in PACKAGES:
         known = module(package)

@@ -1,4 +1,4 @@
-"""The configuration reference: every section and component kind, from the models that check them."""
+"""The configuration reference: sections and kinds of component, from the models that check them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["SECTIONS", "components", "configuration", "fields"]
 _HEAD: Final = """\
 # Configuration
 
-A run is described by a YAML file (or a mapping in Python). `kvrescue config --preset tiny` prints one
-in full; `--set PATH=VALUE` changes one value of it, `PATH` being the names on this page joined by dots:
-`--set proposers.base.policy.evictor.budget=64`. An entry of a list is named by its position or its
-kind: `proposers.base.detectors.gzip.threshold=0.2`.
+A run is described by a YAML file (or a mapping in Python). `kvrescue config --preset tiny` prints
+one in full; `--set PATH=VALUE` changes one value of it, `PATH` being the names on this page joined
+by dots: `--set proposers.base.policy.evictor.budget=64`. An entry of a list is named by its
+position or its kind: `proposers.base.detectors.gzip.threshold=0.2`.
 
 A component is a section with its `kind` and that kind's options, or just the kind's name where no
 option is required. What is expected is told in the words of the errors. Unknown fields are errors.

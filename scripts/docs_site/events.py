@@ -27,12 +27,13 @@ _HEAD: Final = f"""\
 EXAMPLE
 ```
 
-A line has `schema` ({SCHEMA_VERSION}; raised when a field changes its meaning or goes away, not when one
-is added), `event`, and the fields of the event. NaN and infinity are texts, as JSON has no number for
-them. `kvrescue.events.from_dict` reads a line back.
+A line has `schema` ({SCHEMA_VERSION}; raised when a field changes its meaning or goes away, not
+when one is added), `event`, and the fields of the event. NaN and infinity are texts, as JSON has no
+number for them. `kvrescue.events.from_dict` reads a line back.
 
 A trajectory that ends without an error tells, in this order: `trajectory_started`; for every round
-`candidate_finished` for each candidate, then `step_committed` or `round_skipped`; `trajectory_finished`.
+`candidate_finished` for each candidate, then `step_committed` or `round_skipped`; and at the end
+`trajectory_finished`.
 """
 
 
@@ -51,9 +52,9 @@ def events() -> str:
 
 def event_name(event: type[Any]) -> str:
     """The name of an event in JSON."""
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in event.__name__)[
-        1:
-    ]
+    return "".join(
+        f"_{letter.lower()}" if letter.isupper() else letter for letter in event.__name__
+    )[1:]
 
 
 def values(roots: Iterable[type[Any]]) -> list[type[Any]]:
@@ -63,7 +64,11 @@ def values(roots: Iterable[type[Any]]) -> list[type[Any]]:
     def visit(hint: object) -> None:
         for part in get_args(hint):
             visit(part)
-        if not isinstance(hint, type) or hint in found or not hint.__module__.startswith("kvrescue"):
+        if (
+            not isinstance(hint, type)
+            or hint in found
+            or not hint.__module__.startswith("kvrescue")
+        ):
             return
         found[hint] = None
         if is_dataclass(hint):

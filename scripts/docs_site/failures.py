@@ -15,9 +15,9 @@ __all__ = ["error_classes", "failures"]
 _HEAD: Final = """\
 # Errors and exit codes
 
-Whatever a user can cause, or must know of, is a `KVRescueError`. Its message names the field, the value
-and the way out; what raised it, in a plugin say, is its `__cause__`. On the command line it is one line,
-`error: ...`, and the exit code of its class; `--json` prints
+Whatever a user can cause, or must know of, is a `KVRescueError`. Its message names the field, the
+value and the way out; what raised it, in a plugin say, is its `__cause__`. On the command line it
+is one line, `error: ...`, and the exit code of its class; `--json` prints
 `{"error": {"type": ..., "message": ..., "exit_code": ...}}`.
 
 ```python

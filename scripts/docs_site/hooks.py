@@ -14,10 +14,10 @@ __all__ = ["hook_specs", "hooks", "signature"]
 _HEAD: Final = """\
 # Hooks
 
-A plugin is a module, or an object, with functions of these names. `from kvrescue import hookimpl` marks
-them; a function that begins with `kvrescue_` and is no hook is an error, so a misspelt one is never
-silently left out. A hook may take fewer arguments than listed. Hooks of several plugins are called in
-the order in which the plugins were loaded, built-ins first.
+A plugin is a module, or an object, with functions of these names, marked by `hookimpl`
+(`from kvrescue import hookimpl`). A function that begins with `kvrescue_` and is no hook is an
+error, so a misspelt one is never silently left out. A hook may take fewer arguments than listed.
+Hooks of several plugins are called in the order in which the plugins were loaded, built-ins first.
 
 What a hook raises reaches the caller as a `PluginError` that names the plugin and the hook.
 """

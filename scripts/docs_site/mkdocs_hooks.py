@@ -32,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links between files become links between pages."""
     return for_site(markdown, page.file.src_uri)
 

@@ -42,8 +42,12 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
 OPTIONAL: Final = frozenset({"testing.md", "replay.md", "calibration.md", "examples.md"})
 """Pages that may be linked and named in the navigation before they are there."""
 
-_LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
+_LINK: Final = re.compile(
+    r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)"
+)
 _FENCE: Final = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*?$", re.DOTALL | re.MULTILINE)
+_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE: Final = re.compile(r"`[^`\n]+`")
 _PICTURE: Final = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]*)">\s*'
     r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]*)">\s*</picture>'
@@ -76,7 +80,8 @@ def for_site(text: str, place: str) -> str:
         place: of the page in docs/.
     """
     text = _PICTURE.sub(
-        lambda m: f"![{m['alt']}]({m['light']}#only-light)\n![{m['alt']}]({m['dark']}#only-dark)", text
+        lambda m: f"![{m['alt']}]({m['light']}#only-light)\n![{m['alt']}]({m['dark']}#only-dark)",
+        text,
     )
     done, parts = 0, []
     for fence in _FENCE.finditer(text):
@@ -86,6 +91,10 @@ def for_site(text: str, place: str) -> str:
 
 
 def _relinked(text: str, place: str) -> str:
+    # Code hosts need a stroke in a table's code escaped, mkdocs shows the escape.
+    text = _ROW.sub(
+        lambda row: _CODE.sub(lambda m: m.group().replace("\\|", "|"), row.group()), text
+    )
     source = COPIES.get(place, f"docs/{place}")
     pages = {file: page for page, file in COPIES.items()}
 
@@ -99,6 +108,8 @@ def _relinked(text: str, place: str) -> str:
             return match["text"]
         if page is None:
             return match["text"] if (ROOT / found).exists() else match.group()
-        return f"[{match['text']}]({posixpath.relpath(page, posixpath.dirname(place) or '.')}{anchor})"
+        return (
+            f"[{match['text']}]({posixpath.relpath(page, posixpath.dirname(place) or '.')}{anchor})"
+        )
 
     return _LINK.sub(replaced, text)

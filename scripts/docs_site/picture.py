@@ -1,6 +1,6 @@
 """The picture of one step, for light and for dark pages.
 
-    python -m scripts.docs_site.picture    # writes docs/images/step-light.svg and step-dark.svg
+python -m scripts.docs_site.picture    # writes docs/images/step-light.svg and step-dark.svg
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -29,7 +30,7 @@ def attribute_docs(cls: type) -> Mapping[str, str]:
 def documented(body: Sequence[ast.stmt]) -> dict[str, str]:
     """Names that are assigned to and followed by a text, with the text."""
     found = {}
-    for node, below in zip(body, body[1:], strict=False):
+    for node, below in itertools.pairwise(body):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets

@@ -135,7 +135,9 @@ def main() -> None:
         for block in found:
             for command, output in commands(block.text) if block.language == "console" else ():
                 if output and is_quick(command):
-                    text = text.replace(f"{command}\n{output}", f"{command}\n{run_command(command)}")
+                    text = text.replace(
+                        f"{command}\n{output}", f"{command}\n{run_command(command)}"
+                    )
         if text != PAGES[page]:
             Path(page).write_text(text, encoding="utf-8")
 
