@@ -27,7 +27,7 @@ from kvrescue.presets import read
 from scripts.docs_site.pages import COPIES, GENERATED, ROOT
 from tests.cli.run import Ran
 
-LANGUAGES = ("console", "json", "python", "text", "yaml")
+LANGUAGES = ("", "console", "json", "python", "text", "yaml")
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?"

@@ -1,4 +1,7 @@
-"""What of a public module has no docstring; nothing is imported."""
+"""What of a public module has no docstring; nothing is imported.
+
+Fields of a dataclass may go without one where their names say it all: its signature shows them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ def undocumented(known: Module) -> Iterator[str]:
             if not ast.get_docstring(node):
                 yield name
             described = set(described_members(known, node))
+            if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+                described |= fields(node)
             yield from (f"{name}.{member}" for member in members(node) if member not in described)
         elif isinstance(node, FUNCTIONS):
             if not ast.get_docstring(node):
@@ -60,6 +65,12 @@ def members(node: ast.ClassDef) -> Iterator[str]:
         yield from (name for name in found if not name.startswith("_") and name != "model_config")
 
 
+def fields(node: ast.ClassDef) -> set[str]:
+    """What a class annotates."""
+    targets = (inner.target for inner in node.body if isinstance(inner, ast.AnnAssign))
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
 def described_members(known: Module, node: ast.ClassDef) -> Iterator[str]:
     """Members with a text, here or in a base of this package."""
     yield from documented(node.body)
@@ -73,7 +84,8 @@ def described_members(known: Module, node: ast.ClassDef) -> Iterator[str]:
         inner = base.value if isinstance(base, ast.Subscript) else base
         if not isinstance(inner, ast.Name):
             continue
-        where = module(home(known.name, inner.id))
+        here = inner.id in set(known.defined())
+        where = known if here else module(home(known.name, inner.id))
         found = None if where is None else definition(where, inner.id)
         if where is not None and isinstance(found, ast.ClassDef):
             yield from described_members(where, found)

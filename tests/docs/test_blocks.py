@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scripts.docs_site.pages import ROOT
 from tests.docs.blocks import (
     LANGUAGES,
     Block,
@@ -36,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
+    if (ROOT / "examples").is_dir():  # commands are given from the root of a clone
+        (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
 
