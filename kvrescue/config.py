@@ -30,6 +30,7 @@ from kvrescue.plugins import Plugins
 from kvrescue.policies.base import PolicySpec, Sampling
 from kvrescue.registry import component, validate
 from kvrescue.rules import Limits, OnError, WhenAllFlagged
+from kvrescue.sampling import MOST_CANDIDATES
 from kvrescue.scorers.base import ScorerSpec
 
 __all__ = [
@@ -49,7 +50,7 @@ class ProposerConfig(Options):
 
     policy: Annotated[PolicySpec, component("policy")]
     """What draws its candidates."""
-    candidates: int = Field(default=1, ge=1)
+    candidates: int = Field(default=1, ge=1, le=MOST_CANDIDATES)
     """N: candidates per step."""
     detectors: tuple[Annotated[Detector, component("detector")], ...] = ()
     """What screens its candidates; none means that they are never aborted."""

@@ -52,17 +52,21 @@ Slot: TypeAlias = tuple[object, Sequence[object]]
 """A type, and what else is declared of it (limits, components)."""
 
 
-def whole_number(name: str, value: object, least: int | None = None) -> int:
+def whole_number(
+    name: str, value: object, least: int | None = None, most: int | None = None
+) -> int:
     """`value` as an int (NumPy's whole numbers are some, booleans are not).
 
     Raises:
-        ConfigError: it is none, or less than `least`.
+        ConfigError: it is none, less than `least`, or more than `most` (which takes a `least`).
     """
     expected = "a whole number" + ("" if least is None else f" of at least {least}")
+    if most is not None:
+        expected = f"a whole number from {least} to {most}"
     if not isinstance(value, SupportsIndex) or isinstance(value, bool):
         raise ConfigError(f"{name} = {value!r}: expected {expected}")
     number = operator.index(value)
-    if least is not None and number < least:
+    if (least is not None and number < least) or (most is not None and number > most):
         raise ConfigError(f"{name} = {value!r}: expected {expected}")
     return number
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from kvrescue.options import Options
 
-__all__ = ["Sampling"]
+__all__ = ["MOST_CANDIDATES", "Sampling"]
+
+MOST_CANDIDATES: Final = 4096
+"""Of one proposer in a step: far above what is known to help, and still an end to the work."""
 
 
 class Sampling(Options):

@@ -21,6 +21,7 @@ from kvrescue.errors import (
 from kvrescue.faults import whole_number
 from kvrescue.policies.base import Policy, Sampling, View
 from kvrescue.rules import check_candidates
+from kvrescue.sampling import MOST_CANDIDATES
 from kvrescue.seeding import candidate_seed
 from kvrescue.tasks import asked_to_stop, gather, uninterrupted
 from kvrescue.types import CacheStats, Candidate, Degradation, Question
@@ -59,7 +60,7 @@ class Proposer:
                 f"not {type(self.policy).__name__}"
             )
         try:
-            object.__setattr__(self, "n", whole_number("n", self.n, least=1))
+            object.__setattr__(self, "n", whole_number("n", self.n, 1, MOST_CANDIDATES))
         except ConfigError as error:
             raise ConfigError(
                 f"proposer {self.name!r}: {error} (leave the proposer out to draw nothing from it)"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvrescue.cli.console import human
+from kvrescue.cli.console import human, messages
 from kvrescue.cli.options import Json
 
-__all__ = ["report"]
+__all__ = ["report", "warn_of_damaged"]
 
 
 def report(
@@ -19,6 +20,15 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Where to write (default: RUN/report)."),
+    ] = None,
+    composition: Annotated[
+        str | None,
+        typer.Option(
+            "--composition",
+            metavar="NAME",
+            help="Which of the folder's compositions, as the report names them (default: the one "
+            "that was run last).",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -35,7 +45,8 @@ def report(
     from kvrescue.evaluation.tables.table import shown_as
 
     found = Run.read(run)
-    files = write_report(found, run / "report" if out is None else out)
+    files = write_report(found, run / "report" if out is None else out, composition)
+    warn_of_damaged(run / name for name in files.damaged)
     if json:
         sys.stdout.write(files.data.read_text(encoding="utf-8"))
         return
@@ -49,3 +60,10 @@ def report(
     console = human()
     console.print(table)
     console.print(f"written: {files.report}", markup=False, soft_wrap=True)
+
+
+def warn_of_damaged(traces: Iterable[Path]) -> None:
+    """Say which traces were left out, and what to do about it."""
+    for path in traces:
+        text = f"the trace {str(path)!r} is damaged and left out; delete it"
+        messages().print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from kvrescue.cli.bench_report import warn_of_damaged
 from kvrescue.cli.console import emit_json, human, messages
 from kvrescue.cli.engines import EngineName, chosen_engine, prepare_engine
 from kvrescue.cli.options import (
@@ -20,7 +21,7 @@ from kvrescue.cli.options import (
     plugin_overrides,
     worker_count,
 )
-from kvrescue.errors import ConfigError
+from kvrescue.faults import whole_number
 
 if TYPE_CHECKING:
     from kvrescue.evaluation.methods import Method
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvrescue.evaluation.runs.run import Progress
 
 __all__ = ["run"]
+
+_MOST_SEEDS = 1000
 
 
 def run(
@@ -147,8 +150,7 @@ def run(
         problems=asked,
     )
     count = asked.seeds if seeds is None else seeds
-    if count < 1:
-        raise ConfigError(f"seeds = {count}: at least one")
+    whole_number("seeds", count, 1, _MOST_SEEDS)
     plan = BenchPlan(
         problems=asked,
         configs=configs,
@@ -167,6 +169,7 @@ def run(
     with _Live(plan) as live:
         failures = run_plan(plan, out, options, live.tell)
     files = write_report(Run.read(out), out / "report") if report else None
+    warn_of_damaged(() if files is None else (out / name for name in files.damaged))
     if json:
         where = None if files is None else str(files.report)
         emit_json({"run": str(out), "failures": failures, "report": where})

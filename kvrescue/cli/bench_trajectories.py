@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvrescue.cli.bench_report import warn_of_damaged
 from kvrescue.cli.console import emit_json, human
 from kvrescue.cli.options import Json
 from kvrescue.errors import InputError
@@ -62,7 +63,9 @@ def trajectories(
         "settings": len(report.index["settings"]),
         "trajectories": report.trajectories,
         "traced": report.traced,
+        "damaged": [str(path) for path in report.damaged],
     }
+    warn_of_damaged(report.damaged)
     if json:
         emit_json(told)
         return

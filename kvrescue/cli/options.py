@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from kvrescue.errors import ConfigError
+from kvrescue.faults import whole_number
 
 __all__ = [
     "Config",
@@ -75,12 +75,12 @@ def worker_count(given: int | None, *, alone: bool = False) -> int:
         alone: whether one process has the machine's one device to itself.
 
     Raises:
-        ConfigError: fewer than one.
+        ConfigError: fewer than one, or too many.
     """
     if given is not None:
-        if given < 1:
-            raise ConfigError(f"workers = {given}: at least one process does the work")
-        return given
+        from kvrescue.evaluation.workers import MOST_WORKERS
+
+        return whole_number("workers", given, 1, MOST_WORKERS)
     if alone:
         return 1
     available = getattr(os, "sched_getaffinity", None)

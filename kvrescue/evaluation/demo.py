@@ -38,6 +38,8 @@ from kvrescue.evaluation.statistics import (
 )
 from kvrescue.evaluation.workers import in_workers
 from kvrescue.events import TrajectoryFinished
+from kvrescue.faults import whole_number
+from kvrescue.sampling import MOST_CANDIDATES
 from kvrescue.types import Solution
 
 __all__ = [
@@ -160,8 +162,7 @@ class DemoPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.problems <= _MOST_PROBLEMS:
             raise ConfigError(f"problems = {self.problems}: use 1 to {_MOST_PROBLEMS}")
-        if self.n < 1:
-            raise ConfigError(f"n = {self.n}: a proposer draws at least one candidate")
+        whole_number("n", self.n, 1, MOST_CANDIDATES // 2)  # the helper draws 2N, too
         if not self.budgets:
             raise ConfigError("budgets: name at least one")
         for budget in self.budgets:

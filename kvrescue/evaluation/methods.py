@@ -13,7 +13,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from kvrescue.config import ProposerConfig, RescueConfig
 from kvrescue.errors import ConfigError, UnknownNameError, nearest
 from kvrescue.evictors.base import Evictor
+from kvrescue.faults import whole_number
 from kvrescue.policies.base import PolicySpec
+from kvrescue.sampling import MOST_CANDIDATES
 from kvrescue.scorers.base import Scorer
 from kvrescue.types import Candidate, Context
 
@@ -57,10 +59,12 @@ def compose(config: RescueConfig, method: Method, n: int) -> RescueConfig:
         config: with proposers named `base` (evicted, screened) and `helper`.
         method: which method.
         n: candidates of each proposer in a step.
+
+    Raises:
+        ConfigError: a proposer is missing, or `n` is out of range.
     """
     require_proposers(config)
-    if n < 1:
-        raise ConfigError(f"n = {n}: a proposer draws at least one candidate")
+    whole_number("n", n, 1, MOST_CANDIDATES)
     base, helper = config.proposers[BASE], config.proposers[HELPER]
     unscreened = _changed(base, detectors=())
     proposers: dict[str, ProposerConfig]

@@ -22,7 +22,9 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from kvrescue.errors import KVRescueError, WorkerError
 
-__all__ = ["Found", "in_workers", "sendable", "set_up_worker"]
+__all__ = ["MOST_WORKERS", "Found", "in_workers", "sendable", "set_up_worker"]
+
+MOST_WORKERS: Final = 256
 
 T = TypeVar("T")
 M = TypeVar("M")

@@ -11,6 +11,7 @@ from kvrescue.engine.choices import DType, Template
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import EvictorField
+from kvrescue.sampling import MOST_CANDIDATES
 
 if TYPE_CHECKING:
     from kvrescue.policies.torch import TorchPolicy
@@ -77,7 +78,7 @@ class VLLMPolicySpec(PolicySpec):
     """Tokens of prompt and steps; None: the model's limit, at most 4096."""
     max_live_rows: int = Field(default=128, ge=1)
     """Requests that decode at once; more wait."""
-    candidates: int = Field(default=1, ge=1)
+    candidates: int = Field(default=1, ge=1, le=MOST_CANDIDATES)
     """Candidates per problem that blocks are promised for when it opens, at least: a proposer that
     draws more has its number promised."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)

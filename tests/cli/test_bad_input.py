@@ -93,7 +93,7 @@ class TestConfigurations:
         [
             (
                 "proposers.base.candidates=0",
-                "candidates = 0: expected a whole number of at least 1",
+                "candidates = 0: expected a whole number from 1 to 4096",
             ),
             ("limits.max_steps=0", "max_steps = 0: expected a whole number of at least 1"),
             ("limits.max_context=-1", "max_context = -1: expected a whole number of at least 1"),

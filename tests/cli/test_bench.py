@@ -15,7 +15,11 @@ from tests.cli.run import Ran, fails
     [
         (4, "ConfigError", ["--budget", "0"], "budget = 0"),
         (4, "ConfigError", ["-n", "0"], "n = 0"),
+        (4, "ConfigError", ["-n", "99999999"], "n = 99999999: expected a whole number from 1 to"),
         (4, "ConfigError", ["--seeds", "0"], "seeds = 0"),
+        (4, "ConfigError", ["--seeds", "99999999"], "seeds = 99999999"),
+        (4, "ConfigError", ["--workers", "99999999"], "workers = 99999999"),
+        (4, "ConfigError", ["--set", "proposers.helper.candidates=3"], "(-n, --seed)"),
         (4, "ConfigError", ["--workers", "0"], "workers = 0"),
         (4, "ConfigError", ["--in-flight", "0"], "in-flight = 0"),
         (4, "ConfigError", ["--traces", "-1"], "traces = -1"),

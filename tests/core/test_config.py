@@ -80,7 +80,10 @@ configurations = st.fixed_dictionaries(
             words,
             st.fixed_dictionaries(
                 {"policy": policies},
-                optional={"candidates": positive, "detectors": st.lists(detectors, max_size=2)},
+                optional={
+                    "candidates": st.integers(1, 4096),
+                    "detectors": st.lists(detectors, max_size=2),
+                },
             ),
             min_size=1,
             max_size=3,
@@ -340,7 +343,7 @@ def test_unknown_names_tell_path_and_nearest(path: str, value: object, message: 
 WRONG = [
     (
         "proposers.base.candidates=0",
-        "proposers.base.candidates = 0: expected a whole number of at least 1",
+        "proposers.base.candidates = 0: expected a whole number from 1 to 4096",
     ),
     (
         "proposers.base.policy.evictor.budget=-2",
@@ -367,8 +370,8 @@ WRONG = [
         "proposers={1: {policy: {kind: fake, model: m}}}",
         "proposers.1: the name 1 should be a text: put it in quotes",
     ),
-    ("proposers.base.candidates=true", "candidates = true: expected a whole number of at least 1"),
-    ("proposers.base.candidates=1.5", "candidates = 1.5: expected a whole number of at least 1"),
+    ("proposers.base.candidates=true", "candidates = true: expected a whole number from 1 to 4096"),
+    ("proposers.base.candidates=1.5", "candidates = 1.5: expected a whole number from 1 to 4096"),
     ("proposers.base.policy.evictor.budget=x", "budget = 'x': expected a whole number greater"),
     ("proposers.base.policy.evictor.budget=true", "budget = true: expected a whole number greater"),
     ("proposers.base.policy.evictor.protect_prompt=7", "= 7: expected true or false"),

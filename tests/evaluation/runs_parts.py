@@ -75,7 +75,7 @@ def run(settings: Iterable[Setting], problems: int | ProblemSet, fill: Fill) -> 
             made = fill(found, problem, place)
             if made is not None:
                 records[found.key, problem.id] = made
-    return Run(PATH, known, by_key, records)
+    return Run(PATH, known, by_key, {"made": tuple(by_key)}, records)
 
 
 def right_up_to(counts: dict[tuple[Method, int | None, int], int]) -> Fill:

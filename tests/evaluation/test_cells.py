@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvrescue.errors import UnknownNameError
 from kvrescue.evaluation.methods import BASE
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.record import Failure, Record
@@ -125,19 +126,31 @@ class TestWhatCounts:
         cell = only(run([one], 4, fill))
         assert (len(cell.rows), cell.planned) == (3, 4)
 
-    def test_a_newer_configuration_supersedes_all_seeds_of_an_older_one(self) -> None:
-        old = [setting("best_of_n", 16, 2, seed) for seed in (0, 1)]
-        new = setting("best_of_n", 16, 2, 0, ("sampling.temperature=0.5",))
+    def test_cells_are_of_one_composition(self) -> None:
+        """Another temperature of the same cell, and a cell that the other composition lacks."""
+        cold = ("sampling.temperature=0.5",)
+        old = [setting("best_of_n", 16, 2, seed) for seed in (0, 1)] + [setting("full_kv")]
+        new = setting("best_of_n", 16, 2, 0, cold)
 
         def fill(of: object, problem: object, place: int) -> Record:
             return record(of, problem, of is new)  # type: ignore[arg-type]
 
-        cells = Cells.of(run([*old, new], 3, fill))
-        (cell,) = cells
-        assert list(cell.seeds) == [0]
-        assert cell.accuracy is not None
-        assert cell.accuracy.value == 1.0
-        assert set(cells.superseded) == {one.key for one in old}
+        whole = run([*old, new], 3, fill)
+        keys = tuple(one.key for one in old)
+        whole = replace(whole, compositions={"hot": keys, "cold": (new.key,)})
+        last, first = Cells.of(whole), Cells.of(whole, "hot")
+        assert (last.composition, first.composition) == ("cold", "hot")
+        assert [(cell.method, list(cell.seeds)) for cell in last] == [("best_of_n", [0])]
+        assert [cell.method for cell in first] == ["full_kv", "best_of_n"]
+        values = [cells.by_key["best_of_n", 16, 2].accuracy for cells in (last, first)]
+        assert [value.value for value in values if value is not None] == [1.0, 0.0]
+        assert (last.others, first.others) == ({"hot": keys}, {"cold": (new.key,)})
+        with pytest.raises(UnknownNameError, match="did you mean 'cold'"):
+            Cells.of(whole, "gold")
+
+    def test_a_run_without_settings_has_no_cells(self) -> None:
+        nothing = replace(run([], 1, right_up_to({})), compositions={})
+        assert list(Cells.of(nothing)) == []
 
 
 class TestLookUp:

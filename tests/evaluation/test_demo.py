@@ -55,7 +55,7 @@ class TestMethods:
 
     def test_refusals(self) -> None:
         config = load_config("tiny")
-        with pytest.raises(ConfigError, match="at least one candidate"):
+        with pytest.raises(ConfigError, match="n = 0: expected a whole number"):
             compose(config, "kv_rescue", 0)
         alone = config.model_copy(update={"proposers": {"base": config.proposers["base"]}})
         with pytest.raises(ConfigError, match="'helper'"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +19,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kvrescue.cli.bench_report import report
-from kvrescue.errors import RunError
+from kvrescue.errors import RunError, UnknownNameError
 from kvrescue.evaluation.problems import Problem
 from kvrescue.evaluation.runs.folder import Run, RunWriter
 from kvrescue.evaluation.runs.record import Failure, Record
@@ -73,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run on disk, with traces of its first problem."""
     path = tmp_path_factory.mktemp("run") / "run"
     problems = problem_set(PROBLEMS)
-    with RunWriter(path, problems, SETTINGS, {"versions": {"kvrescue": "0"}}) as writer:
+    with RunWriter(path, problems, SETTINGS, "made", {"versions": {"kvrescue": "0"}}) as writer:
         for of in SETTINGS:
             for place, problem in enumerate(problems):
                 traced = place == 0 and of.seed == 0 and of.method != "kv_rescue"
@@ -187,7 +189,7 @@ def some_of(data: st.DataObject) -> Run:
         broken = Record(
             old.setting, old.problem, old.digest, old.gold, failure=Failure("PolicyError", "x")
         )
-        part = Run(part.path, part.problems, part.settings, {**part.records, key: broken})
+        part = replace(part, records={**part.records, key: broken})
     return part
 
 
@@ -206,6 +208,22 @@ class TestSignals:
             assert set(source.entropies) == {0.5, 1.5, 2.5}
             assert source.ratios.count(None) == len(source.ratios) // 3
 
+    def test_damaged_traces_are_left_out_and_named(self, folder: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "run"
+        shutil.copytree(folder, copy)
+        whole = signals_of(Cells.of(Run.read(copy)))
+        assert whole is not None
+        traces = sorted((copy / "traces").rglob("*.gz"))
+        for count, trace in enumerate(traces, 1):
+            content = trace.read_bytes()
+            trace.write_bytes(content[: len(content) // 2])
+            files = write_report(Run.read(copy), tmp_path / "report")
+            damaged = {str(path.relative_to(copy)) for path in traces[:count]}
+            assert set(files.damaged) == damaged
+            note = json.loads(files.data.read_text())["tables"]["signals"]["note"]
+            assert all(name in note for name in damaged)
+            assert ("figure_3" in {file.stem for file in files.figures}) == (count < len(traces))
+
     def test_without_traces_there_is_no_figure(self, tmp_path: Path) -> None:
         settings = [of for of in SETTINGS if of.n == 1 and of.seed == 0]
         files = write_report(run(settings, 3, fill), tmp_path)
@@ -218,7 +236,7 @@ class TestCommand:
     def small(self, tmp_path: Path) -> Path:
         """A run of one setting."""
         of, problems = setting("best_of_n", 16, 1), problem_set(2)
-        with RunWriter(tmp_path / "run", problems, [of], {}) as writer:
+        with RunWriter(tmp_path / "run", problems, [of], "made", {}) as writer:
             for place, problem in enumerate(problems):
                 writer.write(fill(of, problem, place))
         return tmp_path / "run"
@@ -241,6 +259,36 @@ class TestCommand:
         assert json.loads(result.stdout) == json.loads(
             (tmp_path / "report.json").read_text(encoding="utf-8")
         )
+
+    def test_another_composition_is_shown_when_it_is_named(
+        self, app: typer.Typer, folder: Path
+    ) -> None:
+        other = setting("best_of_n", 16, 1, 0, ("sampling.temperature=0.5",))
+        with RunWriter(folder, problem_set(2), [other], "cold", {}) as writer:
+            writer.write(fill(other, problem_set(2)[0], 0))
+        told = [
+            json.loads(CliRunner().invoke(app, [str(folder), *more, "--json"]).stdout)["run"]
+            for more in ([], ["--composition", "made"])
+        ]
+        assert [run["composition"] for run in told] == ["cold", "made"]
+        assert [run["rows"]["done"] for run in told] == [1, 2]
+        assert list(told[0]["other_compositions"]) == ["made"]
+        text = (folder / "report" / "report.md").read_text()
+        assert "left out: `cold` (1 settings)" in text
+        result = CliRunner().invoke(app, [str(folder), "--composition", "mode"])
+        assert isinstance(result.exception, UnknownNameError)
+
+    def test_damaged_traces_do_not_end_it(self, app: typer.Typer, tmp_path: Path) -> None:
+        of, problems = setting("kv_rescue", 16, 1), problem_set(1)
+        evicted = setting("best_of_n", 16, 1)
+        with RunWriter(tmp_path, problems, [of, evicted], "made", {}) as writer:
+            writer.write(fill(of, problems[0], 0))
+            writer.write(fill(evicted, problems[0], 0), trace(evicted))
+        (file,) = tmp_path.rglob("*.gz")
+        file.write_bytes(b"no trace")
+        result = CliRunner().invoke(app, [str(tmp_path)])
+        assert result.exit_code == 0
+        assert f"the trace {str(file)!r} is damaged and left out; delete it" in result.stderr
 
     def test_a_folder_without_a_run(self, app: typer.Typer, tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [str(tmp_path)])

@@ -14,6 +14,7 @@ from kvrescue.errors import ConfigError
 from kvrescue.evaluation.methods import BASE, Method, compose
 from kvrescue.options import Options
 from kvrescue.rules import OnError
+from kvrescue.sampling import MOST_CANDIDATES
 
 __all__ = ["ModelArgs", "SamplingFrom", "from_json"]
 
@@ -32,7 +33,7 @@ class ModelArgs(Options):
     method: Method | None = None
     """Which method of the paper, derived from the configuration (`evaluation.methods`). None: the
     configuration as it stands or, when `n` is given, `kv_rescue`."""
-    n: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_CANDIDATES)
     """Candidates of each proposer in a step; None with a `method`: as many as the base has."""
     seed: int | None = None
     """Of the run; None: as configured."""

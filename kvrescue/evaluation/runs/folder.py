@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import gzip
 import json
 import os
 import re
@@ -29,7 +28,8 @@ from kvrescue.evaluation.files import write_whole
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.record import Record, parse_record, record_line
 from kvrescue.evaluation.runs.settings import Setting
-from kvrescue.events import Event, as_dict, from_dict
+from kvrescue.evaluation.traces import read_events, write_events
+from kvrescue.events import Event
 
 __all__ = ["Run", "RunWriter"]
 
@@ -52,6 +52,9 @@ class Run:
     """In the order of the plan."""
     settings: Mapping[str, Setting]
     """By key, in the order of the plan."""
+    compositions: Mapping[str, tuple[str, ...]]
+    """Keys of the settings that were asked for together, by `composition_of` their configuration;
+    the one that was asked for last stands last. A setting may be of several."""
     records: Mapping[tuple[str, str], Record]
     """By setting and problem: the last one of each, failures included."""
     sessions: tuple[Mapping[str, Any], ...] = field(default=())
@@ -70,6 +73,7 @@ class Run:
             raise RunError(f"{str(folder)!r} holds no run: {_PLAN} is missing")
         problems = ProblemSet.from_data(plan["problems"])
         settings = {data["key"]: Setting.from_data(data) for data in plan["settings"]}
+        compositions = {name: tuple(keys) for name, keys in plan["compositions"]}
         wanted = {problem.id: problem.digest for problem in problems}
         records = {
             (record.setting, record.problem): record
@@ -77,7 +81,7 @@ class Run:
             if record.setting in settings and wanted.get(record.problem) == record.digest
         }
         sessions = tuple(json.loads(line) for line in _whole_lines(folder / _SESSIONS))
-        return cls(folder, problems, settings, records, sessions)
+        return cls(folder, problems, settings, compositions, records, sessions)
 
     def of(self, key: str) -> list[Record]:
         """Records of a setting that came to an end, in the order of the problems."""
@@ -85,15 +89,21 @@ class Run:
         return [record for record in found if record is not None and record.failure is None]
 
     def events(self, key: str, problem: str) -> list[Event] | None:
-        """The trace of one trajectory; None when none was kept."""
-        path = _trace_path(self.path, key, problem)
+        """The trace of one trajectory; None when none was kept.
+
+        Raises:
+            RunError: it is damaged.
+        """
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                return [from_dict(json.loads(line)) for line in file]
+            return list(read_events(self.path / self.trace_file(key, problem), whole=True))
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, ValueError) as error:
-            raise RunError(f"the trace {str(path)!r} is damaged: {error}") from error
+
+    @staticmethod
+    def trace_file(key: str, problem: str) -> Path:
+        """Where a trace lies in the folder."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", problem)[:80] + "-" + Problem.short_hash(problem)
+        return Path(_TRACES, key, f"{name}.jsonl.gz")
 
 
 class RunWriter:
@@ -103,6 +113,7 @@ class RunWriter:
         path: the folder; it is made when it is missing.
         problems: what is solved. A folder that holds a run over other problems is refused.
         settings: what is run; settings that the folder knows already stay.
+        composition: what they are methods of, see `composition_of`.
         session: what to note about this start.
 
     Raises:
@@ -114,6 +125,7 @@ class RunWriter:
         path: str | os.PathLike[str],
         problems: ProblemSet,
         settings: Iterable[Setting],
+        composition: str,
         session: Mapping[str, Any],
     ) -> None:
         self.path = Path(path)
@@ -122,7 +134,7 @@ class RunWriter:
                 self.path.mkdir(parents=True, exist_ok=True)
                 _refuse_other_things(self.path)
                 files.enter_context(_locked(self.path / _LOCK))
-                _write_plan(self.path, problems, list(settings))
+                _write_plan(self.path, problems, list(settings), composition)
                 with _cut_to_whole_lines(self.path / _SESSIONS) as file:
                     _append(file, json.dumps(session))
                 self._records = files.enter_context(_cut_to_whole_lines(self.path / _RECORDS))
@@ -138,7 +150,11 @@ class RunWriter:
         if record.identity in self.done:
             raise RunError(f"{record.setting}, {record.problem}: recorded already")
         try:
-            _write_trace(_trace_path(self.path, record.setting, record.problem), list(events))
+            told = list(events)
+            if told:
+                path = self.path / Run.trace_file(record.setting, record.problem)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_events(path, told)
             _append(self._records, record_line(record))
         except OSError as error:
             raise _unusable(self.path, error) from error
@@ -198,12 +214,18 @@ def _read_plan(folder: Path) -> dict[str, Any] | None:
         raise RunError(f"{str(path)!r} is damaged: {error}") from error
     if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
         raise RunError(f"{str(path)!r} is no plan of schema {PLAN_SCHEMA}")
+    missing = [name for name in ("problems", "settings", "compositions") if name not in plan]
+    if missing:
+        raise RunError(f"{str(path)!r} is damaged: it lacks {', '.join(missing)}")
     return plan
 
 
-def _write_plan(folder: Path, problems: ProblemSet, settings: list[Setting]) -> None:
+def _write_plan(
+    folder: Path, problems: ProblemSet, settings: list[Setting], composition: str
+) -> None:
     known = _read_plan(folder)
     entries = {setting.key: setting.data() for setting in settings}
+    compositions: dict[str, list[str]] = {}
     if known is not None:
         before = ProblemSet.from_data(known["problems"])
         if not before.starts_like(problems):
@@ -213,10 +235,15 @@ def _write_plan(folder: Path, problems: ProblemSet, settings: list[Setting]) -> 
             )
         problems = max(before, problems, key=len)
         entries = {data["key"]: data for data in known["settings"]} | entries
+        compositions = dict(known["compositions"])
+    # Last, whether it is new or not: what was asked for last is what is reported.
+    before_this = compositions.pop(composition, [])
+    compositions[composition] = list(dict.fromkeys([*before_this, *(s.key for s in settings)]))
     plan = {
         "schema": PLAN_SCHEMA,
         "problems": problems.data(),
         "settings": list(entries.values()),
+        "compositions": list(compositions.items()),
     }
     write_whole(folder / _PLAN, json.dumps(plan, indent=1).encode())
 
@@ -254,19 +281,3 @@ def _records(path: Path) -> Iterator[Record]:
             yield parse_record(line)
         except ConfigError as error:
             raise RunError(f"{str(path)!r}, line {number}: {error}") from error
-
-
-# -- traces -----------------------------------------------------------------------------------
-
-
-def _trace_path(folder: Path, key: str, problem: str) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", problem)[:80] + "-" + Problem.short_hash(problem)
-    return folder / _TRACES / key / f"{name}.jsonl.gz"
-
-
-def _write_trace(path: Path, events: list[Event]) -> None:
-    if not events:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(as_dict(event), separators=(",", ":")) + "\n" for event in events)
-    write_whole(path, gzip.compress("".join(lines).encode(), mtime=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,8 +20,9 @@ from kvrescue.evaluation.methods import (
     require_proposers,
 )
 from kvrescue.evaluation.problems import ProblemSet
-from kvrescue.evaluation.runs.settings import Setting, distinct, setting_of
+from kvrescue.evaluation.runs.settings import Setting, composition_of, distinct, setting_of
 from kvrescue.faults import whole_number
+from kvrescue.sampling import MOST_CANDIDATES
 
 __all__ = ["BenchPlan", "configs_by_budget"]
 
@@ -53,13 +55,22 @@ class BenchPlan:
         for name in ("configs", "methods", "ns", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"{name}: name at least one")
+        if len({composition_of(config) for config in self.configs.values()}) > 1:
+            raise ConfigError("configs: they differ in more than the budget; run them one by one")
         for method in self.methods:
             if method not in METHODS:
                 raise UnknownNameError(f"unknown method {method!r}{nearest(method, METHODS)}")
         for n in self.ns:
-            whole_number("n", n, least=1)
+            # Matched settings draw 2N.
+            most = MOST_CANDIDATES // 2 if self.matched else MOST_CANDIDATES
+            whole_number("n", n, 1, most)
         for seed in self.seeds:
             whole_number("seed", seed)
+
+    @property
+    def composition(self) -> str:
+        """What all settings are methods of, see `composition_of`."""
+        return composition_of(next(iter(self.configs.values())))
 
     @property
     def settings(self) -> list[Setting]:
@@ -99,6 +110,8 @@ def configs_by_budget(
     Raises:
         ConfigError: a budget or the configuration makes no sense.
     """
+    overrides = list(overrides)
+    _refuse_overruled(overrides, budgets)
     plain = load_config(source, overrides, engine=engine)
     require_proposers(plain)
     wanted = [whole_number("budget", budget, least=1) for budget in budgets]
@@ -109,6 +122,23 @@ def configs_by_budget(
         configs[budget] = load_config(source, changes, engine=engine)
         evictor_of(configs[budget])
     return configs
+
+
+_OVERRULED: Final = re.compile(r"\s*(seed|proposers\.[^.=]+\.candidates)\s*=")
+_BUDGET: Final = re.compile(rf"\s*{re.escape(_BUDGET_PATH)}\s*=")
+
+
+def _refuse_overruled(overrides: Iterable[str], budgets: Sequence[int]) -> None:
+    """A value that a plan sets itself would be lost without a word."""
+    for override in overrides:
+        if _OVERRULED.match(override):
+            raise ConfigError(
+                f"override {override!r}: N and seeds are set for every setting (-n, --seed)"
+            )
+        if budgets and _BUDGET.match(override):
+            raise ConfigError(
+                f"override {override!r}: the budgets {list(budgets)} are asked for; name it there"
+            )
 
 
 def _prompts(config: RescueConfig, problems: ProblemSet) -> Iterable[str]:

@@ -16,7 +16,7 @@ from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.runs.work import Task, solve_task, tasks_of, tiny_at_once
 from kvrescue.evaluation.surroundings import surroundings
-from kvrescue.evaluation.workers import in_workers
+from kvrescue.evaluation.workers import MOST_WORKERS, in_workers
 from kvrescue.events import Event
 from kvrescue.faults import whole_number
 
@@ -44,7 +44,7 @@ class RunOptions:
     """Failed problems in a row that end the run; the others are told and tried again next time."""
 
     def __post_init__(self) -> None:
-        whole_number("workers", self.workers, least=1)
+        whole_number("workers", self.workers, 1, MOST_WORKERS)
         whole_number("traces", self.traces, least=0)
         whole_number("most-failures", self.most_failures, least=1)
         if self.in_flight is not None:
@@ -96,7 +96,7 @@ def run_plan(
     """
     options = options or RunOptions()
     settings = plan.settings
-    with RunWriter(folder, plan.problems, settings, surroundings()) as writer:
+    with RunWriter(folder, plan.problems, settings, plan.composition, surroundings()) as writer:
         tally = _Tally(plan, settings, writer, options, told)
         tasks = list(_tasks(plan, settings, writer, options))
         if tasks:

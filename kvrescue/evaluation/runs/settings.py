@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from kvrescue.config import RescueConfig, config_hash, load_config
-from kvrescue.evaluation.methods import EVICTED, Method, compose
+from kvrescue.evaluation.methods import BASE, EVICTED, Method, compose, evictor_of
 
-__all__ = ["Setting", "distinct", "setting_of"]
+__all__ = ["Setting", "composition_of", "distinct", "setting_of"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,25 @@ def setting_of(config: RescueConfig, method: Method, n: int, budget: int, seed: 
     """
     composed = compose(config, method, n).model_copy(update={"seed": seed})
     return Setting(method, n, budget if method in EVICTED else None, seed, composed)
+
+
+def composition_of(config: RescueConfig) -> str:
+    """16 hex digits that KV-Rescue's configurations have in common whatever budget, N and seed.
+
+    Settings are comparable when they are methods of one composition. It is not told by a setting
+    itself: best-of-N is the same run whatever the detectors of KV-Rescue.
+
+    Raises:
+        ConfigError: the base has no evictor.
+    """
+    parts = {
+        name: section.model_copy(update={"candidates": 1})
+        for name, section in config.proposers.items()
+    }
+    evictor = evictor_of(config).model_copy(update={"budget": 1})
+    policy = parts[BASE].policy.model_copy(update={"evictor": evictor})
+    parts[BASE] = parts[BASE].model_copy(update={"policy": policy})
+    return config_hash(config.model_copy(update={"proposers": parts, "seed": 0}))
 
 
 def distinct(settings: Iterable[Setting]) -> list[Setting]:

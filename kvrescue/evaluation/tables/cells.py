@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvrescue.config import RescueConfig, config_hash
+from kvrescue.config import RescueConfig
+from kvrescue.errors import UnknownNameError, nearest
 from kvrescue.evaluation.methods import BASE, HELPER, METHODS, Method
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.record import Record
@@ -162,32 +163,46 @@ def paired(
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of a run."""
+    """The cells of one composition of a run: what may be compared with one another."""
 
     run: Run
+    composition: str
+    """Empty for a run without any."""
     by_key: Mapping[Key, Cell]
-    superseded: tuple[str, ...] = field(default=())
-    """Keys of settings that are left out, because the plan has a newer configuration of the cell
-    (another temperature, say)."""
 
     @classmethod
-    def of(cls, run: Run, *, degraded: bool = False) -> Cells:
+    def of(cls, run: Run, composition: str | None = None, *, degraded: bool = False) -> Cells:
         """Group a run's records.
 
         Args:
             run: finished or not.
+            composition: of `run.compositions`; None: the one that was asked for last.
             degraded: keep degraded rows.
+
+        Raises:
+            UnknownNameError: the run has no such composition.
         """
-        groups: dict[Key, dict[str, list[Setting]]] = {}
-        for setting in run.settings.values():
-            key: Key = (setting.method, setting.budget, setting.n)
-            groups.setdefault(key, {}).setdefault(_variant(setting), []).append(setting)
-        cells, superseded = {}, []
-        for key, variants in groups.items():
-            *older, newest = variants.values()
-            superseded += [setting.key for settings in older for setting in settings]
-            cells[key] = _cell(run, newest, degraded)
-        return cls(run, cells, tuple(superseded))
+        if composition is None:
+            composition = next(reversed(list(run.compositions)), "")
+        elif composition not in run.compositions:
+            close = nearest(composition, run.compositions)
+            raise UnknownNameError(f"the run has no composition {composition!r}{close}")
+        groups: dict[Key, list[Setting]] = {}
+        for setting in _settings(run, composition):
+            groups.setdefault((setting.method, setting.budget, setting.n), []).append(setting)
+        cells = {key: _cell(run, settings, degraded) for key, settings in groups.items()}
+        return cls(run, composition, cells)
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Of the composition, in the order of the plan."""
+        return _settings(self.run, self.composition)
+
+    @property
+    def others(self) -> dict[str, tuple[str, ...]]:
+        """Keys of the settings of every other composition, which these cells leave out."""
+        compositions = self.run.compositions
+        return {name: keys for name, keys in compositions.items() if name != self.composition}
 
     def __iter__(self) -> Iterator[Cell]:
         """By N, then as the paper lists methods, then from the smallest budget."""
@@ -220,8 +235,9 @@ class Cells:
         return sorted(rescue or {cell.n for cell in self})
 
 
-def _variant(setting: Setting) -> str:
-    return config_hash(setting.config.model_copy(update={"seed": 0}))
+def _settings(run: Run, composition: str) -> list[Setting]:
+    keys = set(run.compositions.get(composition, ()))
+    return [setting for key, setting in run.settings.items() if key in keys]
 
 
 def _cell(run: Run, settings: Sequence[Setting], degraded: bool) -> Cell:

@@ -284,7 +284,7 @@ _BINS: Final = 30
 
 
 def _signals(signals: Signals | None) -> Figure | None:
-    if signals is None:
+    if signals is None or not signals.sources:
         return None
     evicted = [source for source in signals.sources if source.label not in _KNOWN_SOURCES]
     shown = [source for source in signals.sources if source not in evicted[1:-1]]

@@ -20,7 +20,7 @@ _CELL = (
 
 def degraded_table(cells: Cells) -> Table:
     """Cells in which a scorer or a proposer failed, with and without the rows it did in."""
-    everything = Cells.of(cells.run, degraded=True)
+    everything = Cells.of(cells.run, cells.composition or None, degraded=True)
     rows: list[tuple[Value, ...]] = []
     for cell in everything:
         where = Counter(
@@ -145,8 +145,9 @@ def disagreement_table(cells: Cells) -> Table:
 def failure_table(cells: Cells) -> Table:
     """Problems without a solution, by cause; they are tried again when the run is resumed."""
     counts: Counter[tuple[str, str, str]] = Counter()
+    keys = {setting.key for setting in cells.settings}
     for (key, _), record in cells.run.records.items():
-        if record.failure is not None:
+        if record.failure is not None and key in keys:
             counts[key, record.failure.type, record.failure.message] += 1
     return Table(
         name="failures",

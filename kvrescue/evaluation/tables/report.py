@@ -68,6 +68,8 @@ class ReportFiles:
     figures: tuple[Path, ...]
     shape: Table
     """The paper's shape, asked of the run."""
+    damaged: tuple[str, ...] = ()
+    """Traces that could not be read, relative to the run's folder; they are left out."""
 
 
 def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
@@ -102,19 +104,23 @@ def report_data(cells: Cells, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def write_report(run: Run, folder: str | os.PathLike[str]) -> ReportFiles:
+def write_report(
+    run: Run, folder: str | os.PathLike[str], composition: str | None = None
+) -> ReportFiles:
     """Write a run's report, finished or not; files of an earlier one are replaced.
 
     Args:
         run: as read from its folder.
         folder: where to; it is made when it is missing.
+        composition: which of the run's is meant; None: the one that was asked for last.
 
     Raises:
         RunError: the folder cannot be written.
+        UnknownNameError: the run has no such composition.
         DependencyError: matplotlib is not installed.
     """
     require_matplotlib()
-    cells = Cells.of(run)
+    cells = Cells.of(run, composition)
     signals = signals_of(cells)
     tables = tables_of(cells, signals)
     where = Path(folder)
@@ -133,7 +139,8 @@ def write_report(run: Run, folder: str | os.PathLike[str]) -> ReportFiles:
         reason = error.strerror or str(error)
         raise RunError(f"the report cannot be written to {str(where)!r}: {reason}") from error
     drawn = tuple(file for files in figures.values() for file in files)
-    return ReportFiles(report, data, tuple(written), drawn, tables["shape"])
+    damaged = () if signals is None else signals.damaged
+    return ReportFiles(report, data, tuple(written), drawn, tables["shape"], damaged)
 
 
 def _write(path: Path, text: str) -> Path:
@@ -181,20 +188,21 @@ def _head(cells: Cells) -> Iterable[str]:
         lines.append(f"- {name[:1].upper()}{name[1:]}: {model}.")
     for versions in about["versions"]:
         lines.append(f"- Versions: {', '.join(f'{k} {v}' for k, v in versions.items())}.")
-    if about["superseded"]:
+    if cells.others:
+        names = ", ".join(f"`{name}` ({len(keys)} settings)" for name, keys in cells.others.items())
         lines.append(
-            f"- The plan holds {len(about['superseded'])} older settings of the same cells, with "
-            "another configuration; they are left out: "
-            f"{', '.join(f'`{key}`' for key in about['superseded'])}."
+            f"- Composition: `{cells.composition}`, the settings that differ in method, budget, N "
+            f"and seed alone. The folder holds others, which are left out: {names}; "
+            "`kvrescue bench report RUN --composition NAME` shows one."
         )
     yield "\n".join(lines) + "\n"
 
 
 def _about(cells: Cells) -> dict[str, Any]:
     run = cells.run
-    settings = [key for key in run.settings if key not in cells.superseded]
-    planned = len(settings) * len(run.problems)
-    records = [record for (key, _), record in run.records.items() if key in set(settings)]
+    keys = {setting.key for setting in cells.settings}
+    planned = len(keys) * len(run.problems)
+    records = [record for (key, _), record in run.records.items() if key in keys]
     failed = sum(record.failure is not None for record in records)
     return {
         "problems": run.problems.describe(),
@@ -212,7 +220,8 @@ def _about(cells: Cells) -> dict[str, Any]:
         },
         "models": _models(cells),
         "versions": _versions(run),
-        "superseded": list(cells.superseded),
+        "composition": cells.composition,
+        "other_compositions": {name: list(keys) for name, keys in cells.others.items()},
     }
 
 

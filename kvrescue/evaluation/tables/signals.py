@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvrescue.config import RescueConfig
 from kvrescue.detectors.entropy import EntropyDetector
 from kvrescue.detectors.gzip import GzipDetector, gzip_ratio
+from kvrescue.errors import RunError
 from kvrescue.evaluation.methods import BASE, HELPER, Method
 from kvrescue.evaluation.tables.cells import LABELS, Cells
 from kvrescue.evaluation.tables.table import Column, Table, Value
@@ -46,6 +47,32 @@ class Signals:
     """As KV-Rescue uses it in this run."""
     gzip: GzipDetector | None
     sources: tuple[Source, ...]
+    damaged: tuple[str, ...] = ()
+    """Traces that could not be read: files, relative to the run's folder."""
+
+
+@dataclass
+class _Traces:
+    """Reads what was traced, and remembers what could not be read."""
+
+    cells: Cells
+    damaged: dict[str, None] = field(default_factory=dict)
+    """Files, relative to the run's folder."""
+
+    def candidates(self, method: Method, budget: int | None, proposer: str) -> Iterator[Candidate]:
+        run = self.cells.run
+        for setting in self.cells.settings:
+            if (setting.method, setting.budget) != (method, budget):
+                continue
+            for problem in run.problems:
+                try:
+                    events = run.events(setting.key, problem.id) or []
+                except RunError:
+                    self.damaged[str(run.trace_file(setting.key, problem.id))] = None
+                    continue
+                for event in events:
+                    if isinstance(event, CandidateFinished) and event.candidate.policy == proposer:
+                        yield event.candidate
 
 
 def signals_of(cells: Cells) -> Signals | None:
@@ -62,11 +89,12 @@ def signals_of(cells: Cells) -> Signals | None:
         for method in _UNSCREENED
     ]
     wanted += [(LABELS["full_kv"], "full_kv", None, BASE), ("helper", "helper", None, HELPER)]
+    traces = _Traces(cells)
     found: dict[str, list[Candidate]] = {}
     for label, method, budget, proposer in wanted:
         candidates = found.setdefault(label, [])
         if not candidates:  # the first method that was traced is enough
-            candidates += _traced(cells, method, budget, proposer)
+            candidates += traces.candidates(method, budget, proposer)
     sources = tuple(
         Source(
             label,
@@ -76,25 +104,14 @@ def signals_of(cells: Cells) -> Signals | None:
         for label, candidates in found.items()
         if candidates
     )
-    return Signals(entropy, gzip, sources) if sources else None
+    damaged = tuple(traces.damaged)
+    return Signals(entropy, gzip, sources, damaged) if sources or damaged else None
 
 
 def _detectors(config: RescueConfig) -> tuple[EntropyDetector | None, GzipDetector | None]:
     detectors = config.proposers[BASE].detectors
     entropy = next((d for d in detectors if isinstance(d, EntropyDetector)), None)
     return entropy, next((d for d in detectors if isinstance(d, GzipDetector)), None)
-
-
-def _traced(cells: Cells, method: Method, budget: int | None, proposer: str) -> Iterator[Candidate]:
-    for setting in cells.run.settings.values():
-        if (setting.method, setting.budget) != (method, budget):
-            continue
-        if setting.key in cells.superseded:
-            continue
-        for problem in cells.run.problems:
-            for event in cells.run.events(setting.key, problem.id) or ():
-                if isinstance(event, CandidateFinished) and event.candidate.policy == proposer:
-                    yield event.candidate
 
 
 def largest_entropy(candidate: Candidate, detector: EntropyDetector) -> float | None:
@@ -149,10 +166,17 @@ def signal_table(signals: Signals | None) -> Table:
             "Candidates of the traced problems, drawn without detectors. Per candidate the largest "
             "mean entropy (nats) and the least gzip ratio (bytes over bytes) over the detector's "
             "windows; too short: no window fits. Shares are of those with a window. No rows: no "
-            "traces were kept."
+            "traces were kept." + _left_out(signals)
         ),
         figures=("figure_3",),
     )
+
+
+def _left_out(signals: Signals | None) -> str:
+    if signals is None or not signals.damaged:
+        return ""
+    names = ", ".join(f"`{name}`" for name in signals.damaged)
+    return f" Damaged traces are left out (delete them): {names}."
 
 
 def _panels(

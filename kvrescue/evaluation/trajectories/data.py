@@ -11,25 +11,23 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.grading.exact import grade_exact
 from kvrescue.evaluation.grading.grade import GradingRule
-from kvrescue.evaluation.problems import Problem
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.trajectories import settings as columns
 from kvrescue.evaluation.trajectories.diff import diverge
+from kvrescue.evaluation.trajectories.entries import Entry, Sources
 from kvrescue.evaluation.trajectories.settings import Column
 from kvrescue.evaluation.trajectories.trace import (
     Caps,
     Round,
     Trajectory,
-    read_trace,
-    trajectories,
 )
 from kvrescue.types import CacheStats, Candidate, Degradation, Verdict
 
@@ -50,6 +48,8 @@ class Report:
     """What the page shows first: sources, settings, problems."""
     chunks: list[dict[str, Any]]
     """One per problem, in the order of the index."""
+    damaged: tuple[Path, ...] = ()
+    """Traces of runs that could not be read; they are left out."""
 
     @property
     def traced(self) -> int:
@@ -62,73 +62,6 @@ class Report:
     def trajectories(self) -> int:
         """How many there are, over all problems and settings."""
         return sum(len(chunk["trajectories"]) for chunk in self.chunks)
-
-
-@dataclass
-class _Entry:
-    """One problem while the sources are read."""
-
-    id: str
-    question: str
-    gold: str | None
-    rule: GradingRule | None
-    records: dict[int, Record] = field(default_factory=dict)
-    """By column."""
-    traces: dict[int, Trajectory] = field(default_factory=dict)
-
-
-@dataclass
-class _Sources:
-    """What was read so far."""
-
-    names: list[str] = field(default_factory=list)
-    about: list[dict[str, Any]] = field(default_factory=list)
-    columns: list[Column] = field(default_factory=list)
-    entries: dict[tuple[str, str | None], _Entry] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)
-
-    def add_run(self, run: Run) -> None:
-        source = len(self.names)
-        self.runs[source] = run
-        self.names.append(run.path.resolve().name)
-        self.about.append({"kind": "run", "problems": run.problems.describe()})
-        first = len(self.columns)
-        settings = columns.in_order(run.settings.values())
-        self.columns += [columns.of_run(source, setting) for setting in settings]
-        for problem in run.problems:
-            entry = self._entry(problem, run.problems.rule)
-            for place in range(first, len(self.columns)):
-                record = run.records.get((self.columns[place].key, problem.id))
-                if record is not None:
-                    entry.records[place] = record
-
-    def add_trace(self, path: str | os.PathLike[str]) -> None:
-        source = len(self.names)
-        self.names.append(Path(path).name)
-        self.about.append({"kind": "trace", "problems": None})
-        places: dict[tuple[int, int], int] = {}
-        for trajectory in read_trace(path):
-            entry = self._asked(trajectory)
-            for take in itertools.count():
-                cell = (trajectory.seed, take)
-                if cell not in places:
-                    places[cell] = len(self.columns)
-                    self.columns.append(columns.of_trace(source, *cell))
-                if places[cell] not in entry.traces:
-                    entry.traces[places[cell]] = trajectory
-                    break
-
-    def _entry(self, problem: Problem, rule: GradingRule) -> _Entry:
-        fresh = _Entry(problem.id, problem.question, problem.answer, rule)
-        return self.entries.setdefault((problem.question, problem.answer), fresh)
-
-    def _asked(self, trajectory: Trajectory) -> _Entry:
-        question = trajectory.question
-        for entry in self.entries.values():
-            if entry.question == question.text:
-                return entry
-        fresh = _Entry(question.id, question.text, None, None)
-        return self.entries.setdefault((question.text, None), fresh)
 
 
 def collect(
@@ -149,7 +82,7 @@ def collect(
         ConfigError: there is nothing to read.
         RunError: a trace cannot be read.
     """
-    found = _Sources()
+    found = Sources()
     for run in runs:
         found.add_run(run)
     for path in traces:
@@ -164,11 +97,7 @@ def collect(
         found.entries.values(),
         strict=True,
     ):
-        for place, record in entry.records.items():
-            column = labelled[place]
-            events = found.runs[column.source].events(column.key, record.problem)
-            for trajectory in trajectories(events or ()):
-                entry.traces[place] = trajectory
+        found.read_traces(entry)
         made = (
             (place, _trajectory(labelled[place], entry, place)) for place in range(len(labelled))
         )
@@ -190,7 +119,7 @@ def collect(
         ],
         "problems": problems,
     }
-    return Report(index, chunks)
+    return Report(index, chunks, tuple(found.damaged))
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
@@ -205,7 +134,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 
 def _listed(
-    key: str, entry: _Entry, cells: Mapping[int, dict[str, Any]], width: int
+    key: str, entry: Entry, cells: Mapping[int, dict[str, Any]], width: int
 ) -> dict[str, Any]:
     """A problem of the index."""
     rows: list[list[Any] | None] = [None] * width
@@ -230,7 +159,7 @@ def _diffs(found: Mapping[int, Trajectory]) -> Iterator[list[Any]]:
 # -- one trajectory ---------------------------------------------------------------------------
 
 
-def _trajectory(column: Column, entry: _Entry, place: int) -> dict[str, Any] | None:
+def _trajectory(column: Column, entry: Entry, place: int) -> dict[str, Any] | None:
     record, trajectory = entry.records.get(place), entry.traces.get(place)
     if record is None and trajectory is None:
         return None
@@ -268,7 +197,7 @@ def _of_record(record: Record) -> dict[str, Any]:
     }
 
 
-def _of_trace(trajectory: Trajectory, entry: _Entry) -> dict[str, Any]:
+def _of_trace(trajectory: Trajectory, entry: Entry) -> dict[str, Any]:
     solution = trajectory.solution
     steps = trajectory.steps
     told = [found for round_ in trajectory.rounds for found in round_.degradations]
@@ -287,7 +216,7 @@ def _of_trace(trajectory: Trajectory, entry: _Entry) -> dict[str, Any]:
     }
 
 
-def _judged(trajectory: Trajectory, entry: _Entry) -> str:
+def _judged(trajectory: Trajectory, entry: Entry) -> str:
     solution, gold = trajectory.solution, entry.gold
     if solution is None:
         return "unfinished"

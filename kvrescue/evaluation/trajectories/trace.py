@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvrescue.config import RescueConfig
-from kvrescue.errors import ConfigError, RunError
+from kvrescue.errors import RunError
+from kvrescue.evaluation.traces import read_events
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -19,13 +16,10 @@ from kvrescue.events import (
     StepCommitted,
     TrajectoryFinished,
     TrajectoryStarted,
-    from_dict,
 )
 from kvrescue.types import CacheStats, Candidate, Degradation, Question, Solution
 
 __all__ = ["Caps", "Round", "Trajectory", "read_trace", "trajectories"]
-
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,27 +210,10 @@ def read_trace(path: str | os.PathLike[str]) -> list[Trajectory]:
         RunError: the file cannot be read, or is no trace.
     """
     try:
-        return trajectories(_events(Path(path)))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunError(f"the trace {str(path)!r} cannot be read: {reason}") from error
-    except (EOFError, zlib.error) as error:
-        raise RunError(f"the trace {str(path)!r} is damaged: {error}") from error
+        events = list(read_events(path))
+    except FileNotFoundError as error:
+        raise RunError(f"the trace {str(path)!r} cannot be read: {error.strerror}") from error
+    try:
+        return trajectories(events)
     except RunError as error:
         raise RunError(f"the trace {str(path)!r}: {error}") from error
-
-
-def _events(path: Path) -> Iterator[Event]:
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
-    with gzip.open(path, "rb") if packed else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                data = json.loads(line)
-                if not isinstance(data, dict):
-                    raise ConfigError("not an event")
-                yield from_dict(data)
-            except (ValueError, RecursionError, ConfigError) as error:
-                if not line.endswith(b"\n") and isinstance(error, ValueError):
-                    return
-                raise RunError(f"line {number}: {error}") from error

@@ -23,8 +23,10 @@ PROBLEMS = problem_set(5)
 SETTING = setting()
 
 
-def writer(path: Path, problems: Any = PROBLEMS, settings: Any = (SETTING,)) -> RunWriter:
-    return RunWriter(path, problems, settings, {"started": "now"})
+def writer(
+    path: Path, problems: Any = PROBLEMS, settings: Any = (SETTING,), composition: str = "made"
+) -> RunWriter:
+    return RunWriter(path, problems, settings, composition, {"started": "now"})
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -129,12 +131,30 @@ def test_settings_are_added(tmp_path: Path) -> None:
     assert list(Run.read(tmp_path).settings) == [SETTING.key, other.key]
 
 
+def test_the_composition_that_was_asked_for_last_stands_last(tmp_path: Path) -> None:
+    other = setting(n=2)
+    writer(tmp_path, settings=[SETTING], composition="a").close()
+    writer(tmp_path, settings=[SETTING, other], composition="b").close()
+    assert Run.read(tmp_path).compositions == {
+        "a": (SETTING.key,),
+        "b": (SETTING.key, other.key),
+    }
+    writer(tmp_path, settings=[other], composition="a").close()
+    found = Run.read(tmp_path)
+    assert list(found.compositions.items()) == [
+        ("b", (SETTING.key, other.key)),
+        ("a", (SETTING.key, other.key)),
+    ]
+    assert list(found.settings) == [SETTING.key, other.key]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
         ("plan.json", "{", "damaged"),
         ("plan.json", "[]", "no plan of schema"),
         ("plan.json", '{"schema": 99}', "no plan of schema"),
+        ("plan.json", '{"schema": 1, "problems": {}}', "lacks settings, compositions"),
         ("records.jsonl", "{}\n", "line 1: not a record"),
     ],
 )

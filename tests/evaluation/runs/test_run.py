@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvrescue.errors import ConfigError, RunError, UnknownNameError
+from kvrescue.evaluation.methods import compose
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.runs.plan import BenchPlan, configs_by_budget
 from kvrescue.evaluation.runs.record import Record
 from kvrescue.evaluation.runs.run import Progress, RunOptions, run_plan
+from kvrescue.evaluation.runs.settings import composition_of
 from kvrescue.evaluation.sources import load_problems
+from kvrescue.evaluation.tables.cells import Cells
 
 PROBLEMS = load_problems("tiny:3")
 QUICK = ("limits.max_output_tokens=40",)
@@ -138,6 +143,57 @@ def test_settings() -> None:
     assert screened["kv_rescue"] == [3, 0]
 
 
+CHANGES = (
+    "sampling.temperature=0.5",
+    "proposers.base.detectors.entropy.threshold=1.25",
+    "proposers.base.policy.evictor.window=13",
+    "proposers.helper.policy.max_live_rows=7",
+    "limits.max_output_tokens=99",
+    "stop_at_answer=true",
+)
+
+
+@settings(max_examples=30)
+@given(
+    budget=st.integers(1, 500),
+    n=st.integers(1, 64),
+    seed=st.integers(-5, 5),
+    changes=st.sets(st.sampled_from(CHANGES)),
+)
+def test_a_composition_is_the_same_whatever_budget_n_and_seed_and_nothing_else(
+    budget: int, n: int, seed: int, changes: set[str]
+) -> None:
+    (plain,) = configs_by_budget("tiny", ()).values()
+    (changed,) = configs_by_budget("tiny", (budget,), sorted(changes)).values()
+    drawn = compose(changed, "kv_rescue", n).model_copy(update={"seed": seed})
+    assert composition_of(drawn) == composition_of(changed)
+    assert (composition_of(changed) == composition_of(plain)) == (not changes)
+
+
+def test_a_plan_has_one_composition() -> None:
+    configs = configs_by_budget("tiny", (16, 64))
+    plans = [BenchPlan(PROBLEMS, {b: c}, methods=("best_of_n",)) for b, c in configs.items()]
+    assert len({plan.composition for plan in plans}) == 1
+    mixed = configs | configs_by_budget("tiny", (32,), ("sampling.temperature=0.5",))
+    with pytest.raises(ConfigError, match="differ in more than the budget"):
+        BenchPlan(PROBLEMS, mixed)
+
+
+def test_the_composition_of_the_last_command_is_reported(tmp_path: Path) -> None:
+    """A mistyped run that was interrupted hides nothing, and its settings are not compared."""
+    run_plan(plan(methods=("helper",)), tmp_path)
+    wrong = configs_by_budget("tiny", (16,), (*QUICK, "sampling.temperature=3.0"))
+    mistyped = dataclasses.replace(plan(methods=("full_kv",)), configs=wrong)
+    told: list[Progress] = []
+    run_plan(mistyped, tmp_path, told=told.append)
+    assert told
+    assert [cell.method for cell in Cells.of(Run.read(tmp_path))] == ["full_kv"]
+    run_plan(plan(methods=("helper",)), tmp_path)
+    cells = Cells.of(Run.read(tmp_path))
+    assert [cell.method for cell in cells] == ["helper"]
+    assert list(cells.others) == [mistyped.composition]
+
+
 def test_prompts_of_the_problems_reach_models_that_have_none(tmp_path: Path) -> None:
     path = tmp_path / "sums.jsonl"
     path.write_text('{"id": "a", "question": "1 + 1?", "answer": "2"}\n')
@@ -157,6 +213,8 @@ def test_prompts_of_the_problems_reach_models_that_have_none(tmp_path: Path) -> 
     [
         ({"ns": ()}, ConfigError, "ns: name at least one"),
         ({"ns": (0,)}, ConfigError, "n = 0"),
+        ({"ns": (4097,)}, ConfigError, "n = 4097: expected a whole number from 1 to 4096"),
+        ({"ns": (2049,), "matched": True}, ConfigError, "n = 2049"),
         ({"seeds": ()}, ConfigError, "seeds"),
         ({"methods": ("kv_rescu",)}, UnknownNameError, "did you mean 'kv_rescue'"),
     ],
@@ -173,6 +231,9 @@ def test_plans_that_make_no_sense(
     [
         ((0,), (), "budget = 0"),
         ((), ("proposers.base.policy.evictor=null",), "no evictor"),
+        ((), ("seed=3",), "override 'seed=3': N and seeds are set for every setting"),
+        ((), ("proposers.base.candidates=3",), "N and seeds"),
+        ((16,), ("proposers.base.policy.evictor.budget=3",), r"budgets \[16\] are asked for"),
     ],
 )
 def test_configurations_that_make_no_sense(

@@ -183,7 +183,7 @@ def write_run(
     traced: bool = True,
 ) -> Path:
     """A run's folder; what is not given was not run."""
-    with RunWriter(path, problems, settings.values(), {"version": "test"}) as writer:
+    with RunWriter(path, problems, settings.values(), "made", {"version": "test"}) as writer:
         for (method, name), found in events.items():
             setting = settings[method]
             problem = next(problem for problem in problems if problem.id == name)

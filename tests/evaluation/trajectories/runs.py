@@ -42,7 +42,7 @@ def record_tiny_run(
     )
     settings = [setting_of(config, method, n, BUDGET, seed) for method in METHODS]
     parts = Parts()
-    with RunWriter(path, problems, settings, {"version": "test"}) as writer:
+    with RunWriter(path, problems, settings, "made", {"version": "test"}) as writer:
         for setting in settings:
             _solve(writer, setting, problems, parts)
     return path

@@ -25,7 +25,7 @@ from kvrescue.errors import ConfigError
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.evaluation.trajectories.data import Report, collect
 from kvrescue.evaluation.trajectories.page import SCRIPTS, embedded, render, script, write_page
-from kvrescue.events import TraceWriter
+from kvrescue.events import TraceWriter, as_dict
 from kvrescue.types import Question
 from tests.evaluation.trajectories.made import (
     HOSTILE,
@@ -220,8 +220,31 @@ class TestCommand:
                 "settings": settings,
                 "trajectories": settings,
                 "traced": settings,
+                "damaged": [],
             }
             assert len(Scripts(out.read_text()).data("index")["settings"]) == settings
+
+    def test_a_damaged_trace_of_a_run_is_left_out_and_named(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        mixed = gzip.compress(
+            b"".join(
+                json.dumps(as_dict(event)).encode() + b"\n"
+                for event in told(Question("1 + 1?", "one"), [[Drawn("base", "a", 0.5)]] * 2)[2:]
+            )
+        )
+        first, second = sorted(folder.rglob("*.gz"))
+        for content in (b"", b"no trace", first.read_bytes()[:-9], mixed):
+            first.write_bytes(content)
+            ran = self.run(str(folder), "--out", str(tmp_path / "page.html"), "--json")
+            assert ran.exit_code == 0, ran.output
+            found = json.loads(ran.stdout)
+            counts = (found["damaged"], found["trajectories"], found["traced"])
+            assert counts == ([str(first)], 2, 1)
+            assert f"the trace {str(first)!r} is damaged" in ran.stderr
+        second.write_bytes(b"{")
+        ran = self.run("--trace", str(second), "--out", str(tmp_path / "page.html"))
+        assert ran.exit_code == 0  # one line, torn: nothing is left of it
 
     def test_in_words(self, folder: Path, tmp_path: Path) -> None:
         out = tmp_path / "[bold]page.html"

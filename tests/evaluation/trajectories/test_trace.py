@@ -6,6 +6,7 @@ import gzip
 import itertools
 import math
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrescue.errors import RunError
+from kvrescue.evaluation.traces import read_events, write_events
 from kvrescue.evaluation.trajectories.trace import Caps, read_trace, trajectories
 from kvrescue.events import Event, StepCommitted, TraceWriter
 from kvrescue.types import Candidate, Question, StopReason, Verdict
@@ -149,6 +151,28 @@ class TestFiles:
         with pytest.raises(RunError, match=f"line {len(self.EVENTS) + 1}: ") as told_:
             read_trace(path)
         assert str(path) in str(told_.value)
+
+    @given(st.data())
+    def test_a_cut_loses_the_end_and_nothing_else(self, data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.written(Path(folder, "trace.jsonl"))
+            content = path.read_bytes()
+            kept = data.draw(st.integers(0, len(content)))
+            path.write_bytes(content[:kept])
+            found = list(read_events(path))
+            assert found == self.EVENTS[: len(found)]
+            assert len(found) >= content[:kept].count(b"\n")
+
+    @given(st.data())
+    def test_a_packed_trace_is_whole_or_damaged(self, data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.jsonl.gz")
+            write_events(path, self.EVENTS)
+            assert list(read_events(path)) == self.EVENTS
+            whole = path.read_bytes()
+            path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+            with pytest.raises(RunError, match="damaged"):
+                list(read_events(path, whole=True))
 
     def test_damaged_or_missing(self, tmp_path: Path) -> None:
         path = self.written(tmp_path / "trace.jsonl")
