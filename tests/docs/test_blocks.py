@@ -5,6 +5,7 @@ After a change of what commands print: `python -m tests.docs.test_blocks` writes
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,7 @@ class TestTheChecks:
 
 def main() -> None:
     """Write the outputs of commands anew."""
+    os.environ |= {"COLUMNS": "120", "NO_COLOR": "1"}
     for page, found in BLOCKS.items():
         text = PAGES[page]
         for block in found:
