@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import html
 import re
 import sys
@@ -94,13 +95,19 @@ def missing(known: Module, text: str) -> Iterator[str]:
         known: the module.
         text: HTML as mkdocstrings writes it.
     """
+    for name in names(known):
+        yield from _missing(known, name, _anchors(text), text)
+
+
+@functools.lru_cache(maxsize=1)
+def _anchors(text: str) -> frozenset[str]:
+    """Those of a page, which all modules of a room share."""
     reader = _Reader()
     reader.feed(text)
-    for name in names(known):
-        yield from _missing(known, name, reader.anchors, text)
+    return frozenset(reader.anchors)
 
 
-def _missing(known: Module, name: str, anchors: set[str], text: str) -> Iterator[str]:
+def _missing(known: Module, name: str, anchors: frozenset[str], text: str) -> Iterator[str]:
     path = f"{known.name}.{name}"
     if path not in anchors:
         yield f"{path} is not documented"
