@@ -1,6 +1,6 @@
 # `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm,
-# `make test-lm-eval` in .venv-lm-eval and `make test-kvpress` in .venv-kvpress. `make test-browser` adds
-# playwright to .venv and drives a Chromium that is installed already.
+# `make test-lm-eval` in .venv-lm-eval, `make test-kvpress` in .venv-kvpress, `make docs` in .venv-docs.
+# `make test-browser` adds playwright to .venv and drives a Chromium that is installed already.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,10 +15,13 @@ LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
 KVPRESS_VENV ?= .venv-kvpress
 KVPRESS_BIN := $(KVPRESS_VENV)/bin
 KVPRESS_READY := $(KVPRESS_VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_READY := $(DOCS_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm setup-lm-eval setup-kvpress demo test test-browser test-vllm test-lm-eval \
-	test-kvpress lint types check bench clean
+.PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-docs demo test test-browser test-vllm \
+	test-lm-eval test-kvpress lint types check docs bench clean
 
 setup: $(READY)
 
@@ -59,6 +62,13 @@ $(KVPRESS_READY): pyproject.toml constraints-kvpress.txt
 	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt torch
 	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt -e '.[test]' kvpress safetensors
 	touch $(KVPRESS_READY)
+# The site needs neither torch nor a model: signatures are read, not imported.
+setup-docs: $(DOCS_READY)
+
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python $(PIP) -c constraints.txt -e '.[docs]'
+	touch $(DOCS_READY)
 
 demo: setup
 	$(BIN)/kvrescue demo
@@ -95,10 +105,17 @@ types: setup
 
 check: lint types test
 
+# Warnings are errors. The site opens from site/index.html; its search needs a server:
+# `python -m http.server -d site`.
+docs: setup-docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --strict --clean
+	$(DOCS_BIN)/python -m scripts.docs_site.check site
+
 bench: setup
 	$(BIN)/python -m benchmarks.engine_speed
 	$(BIN)/python -m benchmarks.detector_cost
 	$(BIN)/python -m benchmarks.evictor_cost
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(KVPRESS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(KVPRESS_VENV) $(DOCS_VENV) site
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

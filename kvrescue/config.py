@@ -50,6 +50,7 @@ class ProposerConfig(Options):
     """One proposer: `{policy: {kind: ...}, candidates: N, detectors: [{kind: ...}, ...]}`."""
 
     policy: Annotated[PolicySpec, component("policy")]
+    """What draws its candidates."""
     candidates: int = Field(default=1, ge=1, le=MOST_CANDIDATES)
     """N: candidates per step."""
     detectors: tuple[Annotated[Detector, component("detector")], ...] = ()
@@ -64,14 +65,21 @@ class RescueConfig(Options):
     proposers: dict[str, ProposerConfig] = Field(min_length=1)
     """By name; their order breaks ties between equal scores."""
     scorer: Annotated[ScorerSpec, component("scorer")]
+    """What ranks the candidates of a step."""
     sampling: Sampling = Sampling()
+    """How candidates are drawn, by every proposer."""
     limits: Limits = Limits()
+    """Where a trajectory ends at the latest."""
     seed: int = 0
+    """Of the run: together with question, round, proposer and index it seeds each candidate."""
     stop_at_answer: bool = False
     """End at the first committed step with a closed `\\boxed{...}`."""
     when_all_flagged: WhenAllFlagged = "stop"
+    """When detectors aborted every candidate of a round: end the trajectory, or draw again."""
     on_scorer_error: OnError = "raise"
+    """When a score is invalid: end the run, or leave it out and record that."""
     on_policy_error: OnError = "raise"
+    """When a proposer fails: end the run, or go on without it and record that."""
     concurrency: int = Field(default=32, ge=1)
     """Problems in flight at once."""
 

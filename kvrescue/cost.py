@@ -48,11 +48,15 @@ __all__ = [
 ]
 
 GIB: Final = 2**30
+"""Bytes."""
 
 CostMethod: TypeAlias = Literal["full_best_of_n", "evicted_best_of_n", "kv_rescue"]
+"""What is compared."""
 METHODS: Final[tuple[CostMethod, ...]] = get_args(CostMethod)
+"""All of them."""
 
 Part: TypeAlias = Literal["base", "helper", "verifier"]
+"""Who needs memory or compute."""
 
 Positive = Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)]
@@ -123,9 +127,13 @@ class Fit:
     """How many problems fit into a machine's memory at once, and what takes it. All in bytes."""
 
     method: CostMethod
+    """Of what."""
     available: int
+    """Bytes of the machine, less what is reserved."""
     weights: Mapping[Part, int]
+    """Bytes, by part."""
     kv_per_problem: Mapping[Part, int]
+    """Bytes, by part."""
 
     def needs(self, problems: int) -> int:
         """Bytes of the weights and of the caches of so many problems."""
@@ -134,6 +142,7 @@ class Fit:
 
     @property
     def weights_fit(self) -> bool:
+        """Whether there is room before the first problem."""
         return self.needs(0) <= self.available
 
     @property
@@ -151,7 +160,9 @@ class CostModel(Options):
     """
 
     base: ModelShape
+    """The evicted model."""
     helper: ModelShape
+    """The full-context helper."""
     verifier: ModelShape | None = None
     """The process reward model; None leaves it out, as the paper's equations do."""
     n: Size = 8

@@ -19,7 +19,9 @@ from kvrescue.policies.specs import TorchPolicySpec, VLLMPolicySpec
 __all__ = ["ENGINES", "Engine", "on_engine"]
 
 Engine: TypeAlias = Literal["torch", "vllm"]
+"""What models run on."""
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
+"""All of them."""
 
 _SPECS: Final[Mapping[str, type[PolicySpec]]] = {
     spec.kind: spec for spec in (TorchPolicySpec, VLLMPolicySpec)

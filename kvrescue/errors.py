@@ -52,6 +52,7 @@ class KVRescueError(Exception):
     """Base of all errors raised on purpose by kvrescue."""
 
     exit_code: ClassVar[int] = 1
+    """What the command line returns for this class."""
 
 
 class InputError(KVRescueError):

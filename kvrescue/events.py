@@ -53,8 +53,11 @@ class TrajectoryStarted:
     """Every view is open; the first step is about to be drawn."""
 
     question: Question
+    """What is to be solved."""
     seed: int
+    """Of the run."""
     proposers: tuple[str, ...]
+    """Their names, in the order that breaks ties."""
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view: it holds the prompt."""
     rooms: Mapping[str, int] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class TrajectoryStarted:
 
     @property
     def question_id(self) -> str:
+        """Which trajectory."""
         return self.question.id
 
 
@@ -76,11 +80,13 @@ class CandidateFinished:
     there, so that the same run gives the same events."""
 
     question_id: str
+    """Which trajectory."""
     draw: int
     """Number of the round, skipped ones counted."""
     step: int
     """Number of the step it was drawn for."""
     candidate: Candidate
+    """As it was drawn, with its verdict."""
     seed: int | None = None
     """Of the run: a question may run under several at once. None in traces from before it was
     told; so in every event."""
@@ -91,8 +97,11 @@ class RoundSkipped:
     """No candidate of the round is selectable; nothing was committed."""
 
     question_id: str
+    """Which trajectory."""
     draw: int
+    """Number of the round, skipped ones counted."""
     step: int
+    """Number of the step that was to be drawn."""
     reason: Literal["empty", "flagged"]
     """`flagged` when detectors aborted every candidate."""
     in_a_row: int
@@ -105,7 +114,9 @@ class StepCommitted:
     """A step was chosen and every view has advanced to it."""
 
     question_id: str
+    """Which trajectory."""
     step: CommittedStep
+    """With all candidates of its round, and their scores."""
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view. After the last step of a trajectory nothing is drawn, so no view reads it."""
     seed: int | None = None
@@ -116,9 +127,11 @@ class TrajectoryFinished:
     """The last event of a run that did not fail."""
 
     solution: Solution
+    """The whole of it."""
 
     @property
     def question_id(self) -> str:
+        """Which trajectory."""
         return self.solution.question.id
 
     @property
@@ -174,6 +187,7 @@ class EvictionFired:
 Event: TypeAlias = (
     TrajectoryStarted | CandidateFinished | RoundSkipped | StepCommitted | TrajectoryFinished
 )
+"""Any of them."""
 
 _NAMES: Final[Mapping[type[Any], str]] = {
     TrajectoryStarted: "trajectory_started",
@@ -281,6 +295,7 @@ class TraceWriter:
             raise self._error(error) from error
 
     write = __call__
+    """The same as calling it."""
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

@@ -22,7 +22,7 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
@@ -32,6 +32,7 @@ __all__ = [
     "CONFIG_ERROR",
     "UNKNOWN_NAME",
     "WRONG_VALUE",
+    "expected",
     "is_boolean_number",
     "line",
     "translated",
@@ -122,6 +123,12 @@ def line(item: Any, *, python: bool = False) -> str:
     if len(shown) > _LONGEST:
         shown = shown[: _LONGEST - 3] + "..."
     return f"{path or 'the value'} = {shown}: {item['msg']}"
+
+
+def expected(model: type[BaseModel], field: str) -> str:
+    """What a field's value should be, in the words of the errors; empty for types that are not
+    known here."""
+    return _expected(*_slot(model, (field,)), "null")
 
 
 def is_boolean_number(annotation: object, value: object) -> bool:
@@ -218,7 +225,7 @@ def _type_in_words(kind: object, metadata: Sequence[object], nothing: str) -> st
     if kind is float:
         finite = "finite " if limits.get("allow_inf_nan") is False and not _bounded(limits) else ""
         return f"a {finite}number{_range(limits)}"
-    if kind is str:
+    if kind in (str, SecretStr):
         return "a text" + (" that is not empty" if limits.get("min_length") else "")
     if get_origin(kind) is Literal:
         *most, last = map(repr, get_args(kind))

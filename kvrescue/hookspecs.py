@@ -26,8 +26,10 @@ from kvrescue.events import (
 __all__ = ["PROJECT", "Register", "hookimpl", "hookspec"]
 
 PROJECT: Final = "kvrescue"
+"""The name that pluggy knows the hooks by."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
+"""Marks the functions below as hooks; plugins have no use for it."""
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's function as the implementation of the hook of the same name."""
 

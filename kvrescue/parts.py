@@ -48,7 +48,9 @@ class Parts:
     """What was built so far, with the spec it was built from."""
 
     policies: list[tuple[PolicySpec, Policy]] = field(default_factory=list)
+    """In the order in which they were built."""
     scorers: list[tuple[ScorerSpec, Scorer]] = field(default_factory=list)
+    """In the order in which they were built."""
 
     def policy(self, spec: PolicySpec, path: str = "policy") -> Policy:
         """The policy of `spec`, built now unless an equal one was; errors begin with `path`, its

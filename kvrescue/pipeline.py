@@ -54,8 +54,10 @@ class Rescue:
         sampling: how candidates are drawn.
         limits: where a trajectory ends at the latest.
         seed: of the run; each call may give its own.
-        stop_at_answer, when_all_flagged, on_scorer_error, on_policy_error: see
-            `StepwiseSelector`.
+        stop_at_answer: see `StepwiseSelector`, as for the next three.
+        when_all_flagged: "stop" or "redraw".
+        on_scorer_error: "raise" or "degrade".
+        on_policy_error: "raise" or "degrade".
         concurrency: problems in flight at once; further ones wait.
         plugins: whose observer hooks are called (default: the process's own plugins).
         observers: called with every event, on the background loop.

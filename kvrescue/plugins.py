@@ -45,8 +45,10 @@ from kvrescue.scorers.base import ScorerSpec
 __all__ = ["ENVIRONMENT", "Origin", "PluginInfo", "Plugins", "default", "register"]
 
 ENVIRONMENT: Final = "KVRESCUE_PLUGINS"
+"""The variable that lists plugins, separated by commas."""
 
 Origin: TypeAlias = Literal["builtin", "registered", "config", "environment", "explicit"]
+"""Where a plugin was named."""
 
 _PREFIX: Final = "kvrescue_"
 _BASES: Final[dict[Kind, type[BaseModel]]] = {
@@ -77,8 +79,11 @@ class PluginInfo:
     """What a plugin is and does."""
 
     name: str
+    """A dotted name, a path, or what it was registered as."""
     origin: Origin
+    """Where it was named."""
     hooks: tuple[str, ...]
+    """Those it implements."""
     components: dict[Kind, tuple[str, ...]]
     """Names it registered, by kind; kinds it adds nothing to are left out."""
 

@@ -51,7 +51,9 @@ __all__ = [
 ]
 
 Kind = Literal["policy", "evictor", "detector", "scorer"]
+"""Of a component."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""All of them."""
 
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numpy", "safetensors", "torch", "transformers"), "torch"),
@@ -72,9 +74,13 @@ class Registration:
     """One name within a kind, who registered it, and the class or where to import it from."""
 
     kind: Kind
+    """Which of the four."""
     name: str
+    """As in `kind: NAME`."""
     component: type[BaseModel] | str
+    """The class, or "package.module:Class"."""
     plugin: str
+    """Who registered it."""
 
 
 class Registry:
@@ -338,7 +344,9 @@ class component:  # noqa: N801 - reads as an annotation
     """Marks a pydantic field as a component: `Annotated[Detector, component("detector")]`."""
 
     kind: Kind
+    """Which of the four."""
     optional: bool = False
+    """Whether None will do."""
 
     @property
     def expected(self) -> str:
@@ -380,6 +388,6 @@ def _dump(value: BaseModel | None, info: SerializationInfo) -> dict[str, Any] | 
 
 if TYPE_CHECKING:
     EvictorField: TypeAlias = Annotated[Evictor | None, component("evictor", optional=True)]
+    """An evictor inside a policy's options: a section, a bare name, an `Evictor` or None."""
 else:
     EvictorField = Annotated[Any, component("evictor", optional=True)]
-    """An evictor inside a policy's options: a section, a bare name, an `Evictor` or None."""

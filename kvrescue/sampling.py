@@ -20,7 +20,10 @@ class Sampling(Options):
     temperature: float = Field(default=0.8, ge=0.0, allow_inf_nan=False)
     """0 is greedy."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    """Draw from the fewest tokens that have this probability together; 1 turns it off."""
     top_k: int = Field(default=20, ge=0)
     """0 turns it off."""
     max_step_tokens: int = Field(default=512, ge=1)
+    """Tokens of a step at most."""
     separator: str = Field(default="\n\n", min_length=1)
+    """What ends a step; part of its text."""

@@ -32,6 +32,7 @@ class ModelShape(Options):
     """The constants of a decoder-only transformer that Appendix D of the paper needs (Table 4)."""
 
     name: str
+    """As it is shown."""
     layers: Size
     """L."""
     hidden: Size

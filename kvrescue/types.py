@@ -43,7 +43,9 @@ class StopReason(StrEnum):
     """Why the generation of a candidate ended."""
 
     SEPARATOR = "separator"
+    """The step is complete."""
     EOS = "eos"
+    """The model has nothing to add to the trajectory."""
     LENGTH = "length"
     """The per-step token limit."""
     CONTEXT = "context"
@@ -56,6 +58,7 @@ class SolutionStop(StrEnum):
     """Why a trajectory ended."""
 
     EOS = "eos"
+    """The committed step ends with EOS."""
     ANSWER = "answer"
     """The committed step carries a final answer and the configuration ends there."""
     CONTEXT = "context"
@@ -73,12 +76,15 @@ class Verdict:
     """A detector's reason to abort a candidate."""
 
     detector: str
+    """The kind of the detector."""
     reason: str
+    """In words, with the figures."""
     position: int
     """Tokens of the candidate read when the detector fired (1 = at its first token)."""
     value: float
     """The measured value."""
     threshold: float
+    """What it was compared with, in the same unit."""
     char_position: int | None = None
     """Characters of the candidate up to the firing window's end, for text detectors."""
 
@@ -88,6 +94,7 @@ class Question:
     """A problem to solve."""
 
     text: str
+    """As the model is asked."""
     id: str = ""
     """Seeds depend on it. Left empty it becomes a hash of the text, so that two questions do not
     share their random numbers and one question always has the same."""
@@ -112,12 +119,15 @@ class Candidate:
     token_ids: tuple[int, ...]
     """Token ids as generated, in the proposer's tokenizer, EOS included."""
     stop: StopReason
+    """Why it ended."""
     tokenizer: str = ""
     """Fingerprint of the tokenizer that `token_ids` belongs to."""
     entropies: tuple[float, ...] = ()
     """Entropy in nats of the raw next-token distribution, one per token."""
     verdict: Verdict | None = None
+    """Why it was aborted; None unless it was."""
     seed: int = 0
+    """What it was drawn with."""
     char_ends: tuple[int, ...] = ()
     """Characters of `text` that each token and those before it completed, one number per token;
     empty where they are not known. A replay cuts the text along them."""
@@ -129,6 +139,7 @@ class Candidate:
 
     @property
     def n_tokens(self) -> int:
+        """Tokens that were generated, EOS included."""
         return len(self.token_ids)
 
 
@@ -139,6 +150,7 @@ class Degradation:
     where: str
     """`scorer` or the name of a proposer."""
     message: str
+    """The error that was not raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,7 @@ class CommittedStep:
     number: int
     """0-based position in the trajectory."""
     candidate: Candidate
+    """The one that was chosen."""
     score: float | None
     """The winning score; None when the step was committed without a valid one."""
     candidates: tuple[Candidate, ...] = ()
@@ -155,9 +168,11 @@ class CommittedStep:
     scores: tuple[float | None, ...] = ()
     """One per candidate; None for those that were not scored."""
     degradations: tuple[Degradation, ...] = ()
+    """What failed in its round."""
 
     @property
     def text(self) -> str:
+        """What was appended to the trajectory, separator included."""
         return self.candidate.text
 
 
@@ -166,7 +181,9 @@ class Context:
     """What every policy has agreed on: the question and the committed steps."""
 
     question: Question
+    """What is to be solved."""
     steps: tuple[CommittedStep, ...] = ()
+    """In order."""
     trajectory: int = field(default_factory=new_trajectory_id)
     """Process-wide id of the trajectory; equal ids mean one growing trajectory."""
 
@@ -199,12 +216,15 @@ class TokenUse:
     """Work of one proposer over a trajectory."""
 
     candidates: int = 0
+    """How many it drew."""
     generated: int = 0
     """Tokens sampled, over all candidates."""
     aborted: int = 0
     """Candidates ended by a detector."""
     committed_steps: int = 0
+    """How many of the trajectory's steps it wrote."""
     committed_tokens: int = 0
+    """Tokens of those steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +232,21 @@ class Solution:
     """A finished trajectory with its accounting."""
 
     question: Question
+    """What was asked."""
     steps: tuple[CommittedStep, ...]
+    """The trajectory, in order."""
     stop: SolutionStop
+    """Why it ended."""
     seed: int
+    """Of the run."""
     answer: str | None = None
     """Content of the last closed `\\boxed{}`, None when there is none."""
     tokens: Mapping[str, TokenUse] = field(default_factory=dict)
+    """By the name of the proposer."""
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
+    """By the name of the proposer, as they were at the end."""
     degradations: tuple[Degradation, ...] = ()
+    """Everything that failed and did not end the run."""
     empty_rounds: int = 0
     """Rounds in which no candidate was selectable."""
 

@@ -50,9 +50,13 @@ class Proposer:
     """
 
     policy: Policy
+    """What draws its candidates."""
     n: int = 1
+    """Candidates per step."""
     detectors: Sequence[Detector] = ()
+    """What screens its candidates; none means that they are never aborted."""
     name: str = "base"
+    """In traces, errors and accounts; unique among the proposers of a run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

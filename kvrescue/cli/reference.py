@@ -170,7 +170,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     for option in options:
         names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
         value = "" if option.is_flag else f" `{option.metavar or option.type.name.upper()}`"
-        yield f"| {names}{value} | {_cell(option.help)} |"
+        yield f"| {_cell(names + value)} | {_cell(option.help)} |"
     yield ""
     if name in _NOTES:
         yield _NOTES[name]

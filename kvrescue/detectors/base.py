@@ -25,6 +25,7 @@ class TokenEvent:
     """One generated token as a detector sees it."""
 
     token_id: int
+    """In the policy's tokenizer."""
     text: str
     """Characters that this token completed ("" while a multi-byte character is incomplete)."""
     entropy: float
@@ -46,9 +47,13 @@ class Source:
     """
 
     vocab_size: int
+    """Tokens that can be drawn."""
     max_step_tokens: int
+    """Tokens of a step at most."""
     entropy: str = "raw"
+    """What distribution it is of; see above."""
     support: int | None = None
+    """Tokens that a truncated entropy is over; None for the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Evictor(Options, abc.ABC):
     """Options every evictor shares. Authors implement only `score`."""
 
     kind: ClassVar[str] = ""
+    """The name it is registered under (`kind: rkv` in YAML)."""
     needs_attention: ClassVar[bool] = False
     """Set when `score` reads `KVSlice.attention`: the engine then accumulates it per entry."""
     needs_values: ClassVar[bool] = False

@@ -27,6 +27,7 @@ class RandomEviction(Evictor):
     kind: ClassVar[str] = "random"
 
     seed: int = 0
+    """Another one drops other entries."""
 
     def score(self, kv: KVSlice) -> Tensor:
         """Multiples of 2**-24 in [0, 1), float32 [rows, kv_heads, length]."""

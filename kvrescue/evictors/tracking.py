@@ -26,7 +26,9 @@ class StateField:
     """One remembered tensor: `shape` follows [rows, kv_heads] or [rows, kv_heads, length]."""
 
     shape: tuple[int, ...]
+    """What follows the leading dimensions."""
     dtype: torch.dtype
+    """Of its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class TrackedCache:
     state: dict[str, Tensor]
     """Per entry [rows, kv_heads, length, *shape], per head [rows, kv_heads, *shape]."""
     new: int = 0
+    """Entries that the tracker has not seen yet, at the end."""
 
 
 class ScoreTracker(abc.ABC):

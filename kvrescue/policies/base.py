@@ -50,7 +50,8 @@ class View(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def stats(self) -> CacheStats: ...
+    def stats(self) -> CacheStats:
+        """What the view's cache holds now, in its own tokens."""
 
     @property
     @abc.abstractmethod

@@ -32,6 +32,8 @@ class TorchPolicySpec(PolicySpec):
     system: str | None = None
     """System message of the chat template."""
     template: Template = "chat"
+    """"chat": the question goes through the tokenizer's chat template; "raw": it is encoded as it
+    is."""
     max_context: int | None = Field(default=None, ge=2)
     """Tokens of prompt and steps; None: the model's limit, at most 4096."""
     max_live_rows: int = Field(default=1024, ge=1)
@@ -70,6 +72,8 @@ class VLLMPolicySpec(PolicySpec):
     system: str | None = None
     """System message of the chat template."""
     template: Template = "chat"
+    """"chat": the question goes through the tokenizer's chat template; "raw": it is encoded as it
+    is."""
     max_context: int | None = Field(default=None, ge=2)
     """Tokens of prompt and steps; None: the model's limit, at most 4096."""
     max_live_rows: int = Field(default=128, ge=1)

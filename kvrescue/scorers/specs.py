@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 Reduce = Literal["mean", "min"]
+"""How the tokens' probabilities become one score."""
 Convention = Literal["step_tag", "separator"]
+"""Where a reward model's score is read."""
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 """System message of the published PRM's model card."""
 
@@ -73,13 +75,19 @@ class QwenPRMSpec(ScorerSpec):
     kind: ClassVar[str] = "qwen_prm"
 
     model: str = Field(min_length=1)
+    """Folder, hub name or `tiny/prm`."""
     convention: Convention = "step_tag"
     """Where the score is read: at a step tag (model card) or at the separator (paper, TRL)."""
     step_tag: str = Field(default="<extra_0>", min_length=1)
+    """The token that follows every step, with `convention: step_tag`."""
     system: str | None = SYSTEM
+    """System message; the model card's unless given."""
     max_context: int | None = Field(default=None, ge=2)
+    """Tokens of question and steps; None: the model's limit, at most 4096."""
     device: str | None = None
+    """None: CUDA when there is one, else the CPU."""
     dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on the CPU; the head is float32 in any case."""
 
     def build(self) -> QwenPRM:
         from kvrescue.scorers.qwen_prm import QwenPRM
@@ -93,11 +101,15 @@ class VLLMPRMSpec(ScorerSpec):
     kind: ClassVar[str] = "vllm_prm"
 
     model: str = Field(min_length=1)
+    """Folder, hub name or `tiny/prm`."""
     convention: Convention = "step_tag"
     """Where the score is read: at a step tag (model card) or at the separator (paper, TRL)."""
     step_tag: str = Field(default="<extra_0>", min_length=1)
+    """The token that follows every step, with `convention: step_tag`."""
     system: str | None = SYSTEM
+    """System message; the model card's unless given."""
     max_context: int | None = Field(default=None, ge=2)
+    """Tokens of question and steps; None: the model's limit, at most 4096."""
     max_live_rows: int = Field(default=128, ge=1)
     """Texts that are scored at once; more wait."""
     prefix_caching: bool = True
@@ -130,7 +142,9 @@ class HTTPPRMSpec(ScorerSpec):
     convention: Convention = "step_tag"
     """Where the score is read: at a step tag (model card) or at the separator (paper, TRL)."""
     step_tag: str = Field(default="<extra_0>", min_length=1)
+    """The token that follows every step, with `convention: step_tag`."""
     system: str | None = SYSTEM
+    """System message; the model card's unless given."""
     max_context: int | None = Field(default=None, ge=2)
     """None: the server's."""
     api_key: SecretStr | None = None
@@ -195,11 +209,19 @@ class LikelihoodSpec(ScorerSpec):
     model: str = Field(min_length=1)
     """As for `kind: torch`; weights are shared with a policy of the same model."""
     reduce: Reduce = "mean"
+    """`mean`: the geometric mean probability of the step's tokens; `min`: that of the least
+    likely."""
     system: str | None = None
+    """System message of the chat template."""
     template: Template = "chat"
+    """"chat": the question goes through the tokenizer's chat template; "raw": it is encoded as it
+    is."""
     max_context: int | None = Field(default=None, ge=2)
+    """Tokens of question and steps; None: the model's limit, at most 4096."""
     device: str | None = None
+    """None: CUDA when there is one, else the CPU."""
     dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on the CPU."""
 
     def build(self) -> LikelihoodScorer:
         from kvrescue.policies.torch import TorchPolicy

@@ -17,24 +17,31 @@ class GradingRule(StrEnum):
     """
 
     EXACT = "exact"
+    """Whole numbers."""
     MATH = "math"
+    """Mathematics, by the paper's rule and by math-verify."""
 
 
 class RuleName(StrEnum):
     """The rules that `GradingRule.MATH` applies."""
 
     PAPER = "paper"
+    """What published figures of Qwen2.5-Math come from."""
     MATH_VERIFY = "math_verify"
+    """Hugging Face's library."""
 
 
 MATH_RULES: Final = tuple(RuleName)
+"""Those of `GradingRule.MATH`."""
 
 
 class TroubleKind(StrEnum):
     """Why a rule came to no verdict; the answer then counts as wrong by that rule."""
 
     TIMEOUT = "timeout"
+    """It took too long."""
     MEMORY = "memory"
+    """It needed too much memory."""
     DIED = "died"
     """The worker process ended: a stack that overflowed in C, or somebody killed it."""
     ERROR = "error"

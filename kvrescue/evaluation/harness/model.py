@@ -65,9 +65,10 @@ class KVRescueLM(LM):  # type: ignore[misc]
     apply their own chat template to a request's whole context, few-shot examples included.
 
     Args:
-        batch_size, max_batch_size, device: lm_eval passes them to every model; the configuration
-            says them here, so that they are not used. A value that is not lm_eval's default is
-            logged.
+        batch_size: lm_eval passes it to every model, like the next two; the configuration says
+            them here, so that they are not used. A value that is not lm_eval's default is logged.
+        max_batch_size: not used.
+        device: not used.
         model_args: see `ModelArgs`.
 
     Raises:

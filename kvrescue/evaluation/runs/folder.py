@@ -47,7 +47,9 @@ class Run:
     """A run as it is on disk, for tables and reports."""
 
     path: Path
+    """The folder."""
     problems: ProblemSet
+    """In the order of the plan."""
     settings: Mapping[str, Setting]
     """By key, in the order of the plan."""
     compositions: Mapping[str, tuple[str, ...]]
@@ -56,6 +58,7 @@ class Run:
     records: Mapping[tuple[str, str], Record]
     """By setting and problem: the last one of each, failures included."""
     sessions: tuple[Mapping[str, Any], ...] = field(default=())
+    """One for each time the run was started."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Run:

@@ -27,6 +27,7 @@ class Use:
     """One proposer's work on one problem."""
 
     candidates: int = 0
+    """How many it drew."""
     generated: int = 0
     """Tokens sampled, over all candidates."""
     aborted: int = 0
@@ -34,6 +35,7 @@ class Use:
     aborted_tokens: int = 0
     """Tokens sampled for aborted candidates; part of `generated`."""
     committed_steps: int = 0
+    """How many of the trajectory's steps it wrote."""
     committed_tokens: int = 0
     """Of the steps it wrote."""
     encoded: int = 0
@@ -58,7 +60,9 @@ class Failure:
     """Why a problem has no solution; it is tried again when the run is resumed."""
 
     type: str
+    """The name of the error's class."""
     message: str
+    """What it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Record:
     digest: str
     """Of question and gold answer: a changed problem is another one."""
     gold: str
+    """The right answer."""
     answer: str | None = None
     """What the solution answers; None when there is no closed last box."""
     correct: bool = False
@@ -93,6 +98,7 @@ class Record:
     scored_tokens: int = 0
     """Their tokens."""
     empty_rounds: int = 0
+    """Rounds in which no candidate was selectable."""
     degradations: tuple[Degradation, ...] = ()
     """What failed while the run went on; such a row is *degraded*."""
     text: str = ""
@@ -100,6 +106,7 @@ class Record:
     seconds: float = 0.0
     """From start to end, other problems running beside it."""
     failure: Failure | None = None
+    """None when there is a solution."""
 
     def use(self, proposer: str) -> Use:
         """A proposer's work; nothing where it takes no part."""
@@ -107,6 +114,7 @@ class Record:
 
     @property
     def degraded(self) -> bool:
+        """Whether something failed without ending the run."""
         return bool(self.degradations)
 
     @property

@@ -34,6 +34,7 @@ from kvrescue.types import CacheStats, Candidate, Degradation, Verdict
 __all__ = ["SCHEMA", "Report", "collect"]
 
 SCHEMA: Final = 1
+"""Raised when something in the data changes its meaning."""
 
 _DIGITS: Final = 6
 """Significant digits of scores and measured values: what a reader can tell apart."""
@@ -44,6 +45,7 @@ class Report:
     """Everything that the page holds, as plain JSON data."""
 
     index: dict[str, Any]
+    """What the page shows first: sources, settings, problems."""
     chunks: list[dict[str, Any]]
     """One per problem, in the order of the index."""
     damaged: tuple[Path, ...] = ()
@@ -58,6 +60,7 @@ class Report:
 
     @property
     def trajectories(self) -> int:
+        """How many there are, over all problems and settings."""
         return sum(len(chunk["trajectories"]) for chunk in self.chunks)
 
 

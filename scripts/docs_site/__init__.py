@@ -1,0 +1,1 @@
+"""The documentation site: pages that are written from the code, and what `make docs` checks."""
