@@ -136,7 +136,8 @@ class Rescue:
             overrides: "path=value" assignments; see `load_config`.
             engine: "torch" or "vllm", what the policies run on; None: as configured.
             plugins: see the class.
-            observers, eviction_observers: see the class.
+            observers: see the class.
+            eviction_observers: see the class.
             parts: where built policies and scorers are looked up and kept, for several `Rescue`s
                 of the same models; they then stay the caller's to close.
 

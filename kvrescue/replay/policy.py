@@ -32,7 +32,9 @@ class ReplayPolicy(Policy):
 
     Args:
         trace: the path of a trace, or a `Recording`.
-        proposer, verdicts, after_divergence: see `ReplayPolicySpec`.
+        proposer: see `ReplayPolicySpec`.
+        verdicts: see `ReplayPolicySpec`.
+        after_divergence: see `ReplayPolicySpec`.
 
     Raises:
         ReplayError: there is no such file, or it tells of no trajectory.

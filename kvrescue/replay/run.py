@@ -85,7 +85,9 @@ def replay_config(
     Args:
         recorded: whose rules it starts from.
         trace: the path that the replayed parts name.
-        config, overrides, plugins: see `replay`.
+        config: see `replay`.
+        overrides: see `replay`.
+        plugins: see `replay`.
     """
     data = {key: _copy(value) for key, value in recorded.started.rules.items()}
     given = {} if config is None else config_data(config)

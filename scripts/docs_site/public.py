@@ -79,6 +79,7 @@ ROOMS: Final[Mapping[str, Room]] = {
             "kvrescue.detectors.gzip",
             "kvrescue.detectors.ngram",
             "kvrescue.detectors.bank",
+            "kvrescue.detectors.context",
         ),
     ),
     "scorers": Room(
@@ -101,7 +102,15 @@ ROOMS: Final[Mapping[str, Room]] = {
     "testing": Room(
         "Testing and replay",
         "Laws for your own components, and runs that are replayed without models.",
-        ("kvrescue.testing", "kvrescue.replay", "kvrescue.calibration"),
+        (
+            "kvrescue.testing",
+            "kvrescue.testing.fakes",
+            "kvrescue.testing.streams",
+            "kvrescue.testing.detector_laws",
+            "kvrescue.testing.selector_laws",
+            "kvrescue.replay",
+            "kvrescue.calibration",
+        ),
     ),
     "errors": Room("Errors", "Every failure that is raised on purpose.", ("kvrescue.errors",)),
     "cost": Room(
