@@ -88,8 +88,7 @@ class CandidateFinished:
     candidate: Candidate
     """As it was drawn, with its verdict."""
     seed: int | None = None
-    """Of the run: a question may run under several at once. None in traces from before it was
-    told; so in every event."""
+    """Of the run: a question may run under several at once. None in old traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +106,7 @@ class RoundSkipped:
     in_a_row: int
     """Rounds skipped since the last commit, this one included."""
     seed: int | None = None
+    """Of the run; None in old traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class StepCommitted:
     caches: Mapping[str, CacheStats] = field(default_factory=dict)
     """Of every view. After the last step of a trajectory nothing is drawn, so no view reads it."""
     seed: int | None = None
+    """Of the run; None in old traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class TrajectoryFinished:
 
     @property
     def seed(self) -> int:
+        """Of the run."""
         return self.solution.seed
 
 

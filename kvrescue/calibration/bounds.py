@@ -30,7 +30,9 @@ class Rate(Options):
     """How many candidates a threshold aborts."""
 
     candidates: int
+    """That were measured."""
     aborted: int
+    """Of them beyond the threshold."""
     problems: int
     """Whose candidates they are."""
     hit: int

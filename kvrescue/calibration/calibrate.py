@@ -31,6 +31,7 @@ from kvrescue.faults import whole_number
 __all__ = ["MOST_FALSE_ABORTS", "calibrate"]
 
 MOST_FALSE_ABORTS: Final = 0.5
+"""The largest share of false aborts that may be asked for."""
 _OTHERS: Final[tuple[Group, ...]] = ("full-KV", "helper")
 _FIRES: Final = {
     (True, False): "above",

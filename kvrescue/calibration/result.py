@@ -34,21 +34,28 @@ class Counts(Options):
     """Candidates of the evicted base at one budget, and their problems."""
 
     candidates: int
+    """Drawn without detectors."""
     healthy: int
+    """Candidates."""
     healthy_problems: int
+    """Problems that they are of."""
     degenerate: int
+    """Candidates."""
     degenerate_problems: int
+    """Problems that they are of."""
 
 
 class DetectorThreshold(Options):
     """One detector at one budget."""
 
     kind: str
+    """Of the detector."""
     place: int
     """Among the base's detectors."""
     option: str
     """The one that is its threshold."""
     unit: str
+    """Of the threshold."""
     fires: Literal["above", "from", "below", "up to"]
     """At which values, seen from the threshold."""
     options: dict[str, Any]
@@ -56,6 +63,7 @@ class DetectorThreshold(Options):
     present: int | float
     """As configured."""
     proposed: int | float | None
+    """Threshold; None where there is none to propose."""
     why_not: str | None = None
     """Why no threshold is proposed."""
     chosen_on: Rates | None = None
@@ -70,6 +78,7 @@ class DetectorThreshold(Options):
 
     @property
     def name(self) -> str:
+        """Detector and option, as `--set` writes them."""
         return f"{self.kind}.{self.option}"
 
 
@@ -77,8 +86,11 @@ class AtBudget(Options):
     """What was found at one budget."""
 
     budget: int
+    """Of the evictor."""
     counts: Counts
+    """What it was made from."""
     detectors: tuple[DetectorThreshold, ...]
+    """In the order of the configuration."""
     together: Rates
     """All detectors at once on the half that measures, each at its proposed threshold, or at its
     present one where none is proposed."""
@@ -101,26 +113,34 @@ class Calibration(Options):
     """Thresholds of the base's detectors, by budget."""
 
     schema_version: int = SCHEMA
+    """Of the file."""
     version: str
     """Of kvrescue."""
     date: str
+    """When it was made."""
     runs: tuple[str, ...]
     """Names of the folders that it was made from."""
     problem_sets: tuple[str, ...]
+    """What was solved."""
     trajectories: int
+    """Traced ones that were read."""
     made_for: dict[str, Any]
     """What the candidates were drawn with: models, evictor without its budget, sampling, limits,
     and the base's `tokenizer` by its fingerprint."""
     target: float
     """The bound of the false aborts' share that was asked for."""
     level: float = LEVEL
+    """Of the bounds."""
     healthy: Healthy
+    """Which definition was chosen."""
     degenerate: Degenerate
+    """Which definition was chosen."""
     seed: int
     """Of the halves."""
     damaged: tuple[str, ...] = ()
     """Traces that could not be read and are left out."""
     budgets: tuple[AtBudget, ...]
+    """From the smallest."""
 
     def at(self, budget: int) -> AtBudget:
         """What was found at a budget.

@@ -35,10 +35,15 @@ __all__ = [
 ]
 
 Healthy: TypeAlias = Literal["right", "full-kv"]
+"""Which candidates should not be aborted: see `docs/calibration.md`."""
 Degenerate: TypeAlias = Literal["either", "cut", "loop"]
+"""Which candidates should be: see `docs/calibration.md`."""
 Group: TypeAlias = Literal["evicted", "full-KV", "helper"]
+"""Who drew a candidate."""
 HEALTHY: Final[tuple[Healthy, ...]] = get_args(Healthy)
+"""The definitions to choose from."""
 DEGENERATE: Final[tuple[Degenerate, ...]] = get_args(Degenerate)
+"""The definitions to choose from."""
 
 _GROUPS: Final[Mapping[Method, tuple[str, Group]]] = {
     "full_kv": (BASE, "full-KV"),

@@ -14,6 +14,7 @@ from kvrescue.types import Candidate, Solution, Verdict
 __all__ = ["Outcome", "Replayed", "VerdictChange"]
 
 Outcome: TypeAlias = Literal["same", "changed", "diverged"]
+"""Equal; other verdicts or scores with the same steps; another step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,12 @@ class Recorded:
 
     @property
     def question(self) -> Question:
+        """What was solved."""
         return self.started.question
 
     @property
     def seed(self) -> int:
+        """Of the run."""
         return self.started.seed
 
     @property
@@ -74,6 +76,7 @@ class Recorded:
 
     @property
     def steps(self) -> list[StepCommitted]:
+        """What was committed, in its order."""
         return [round_.committed for round_ in self.rounds if round_.committed is not None]
 
     @property

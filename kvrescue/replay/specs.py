@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["AfterDivergence", "ReplayPolicySpec", "ReplayScorerSpec", "Verdicts"]
 
 Verdicts: TypeAlias = Literal["anew", "recorded"]
+"""Whether detectors read the recorded tokens anew, or recorded verdicts stay."""
 AfterDivergence: TypeAlias = Literal["error", "stop"]
+"""What becomes of a trajectory that went where nothing was recorded."""
 
 
 class ReplayPolicySpec(PolicySpec):

@@ -7,20 +7,7 @@ from typing import Final
 from kvrescue.testing.components import OPTIONS
 from kvrescue.testing.laws import Law, Laws
 
-__all__ = [
-    "CAUSAL",
-    "DETECTOR_LAWS",
-    "DETERMINISTIC",
-    "FIRES",
-    "FRESH",
-    "INDEPENDENT",
-    "POSITION",
-    "READ_ONLY",
-    "RUNS",
-    "SIDE",
-    "SPLITS",
-    "VERDICT",
-]
+__all__ = ["DETECTOR_LAWS"]
 
 RUNS: Final = Law(
     "runs",
@@ -112,3 +99,4 @@ DETECTOR_LAWS: Final[Laws] = (
     SPLITS,
     READ_ONLY,
 )
+"""What `check_detector` searches for, in this order."""

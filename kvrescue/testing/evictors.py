@@ -132,6 +132,7 @@ EVICTOR_LAWS: Final[Laws] = (
     LAYOUT,
     TRACKER,
 )
+"""What `check_evictor` searches for, in this order."""
 
 
 @dataclass(frozen=True)

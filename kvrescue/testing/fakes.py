@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 WORDS = ("", " \n\n", "a\n\n", "b\n\n", "c d\n\n", "e \\boxed{7}\n\n", "loop loop loop")
+"""Texts of scripted candidates: empty, blank, ordinary, an answer, a loop."""
 
 Trouble: TypeAlias = Callable[[str], None]
 """Told where a fake is ("open", "propose", "commit", "close", "score", ...); may raise."""

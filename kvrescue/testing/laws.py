@@ -45,6 +45,7 @@ class Law:
 
 
 Laws = tuple[Law, ...]
+"""In the order in which they are searched."""
 
 
 class _Enough(BaseException):

@@ -109,6 +109,7 @@ POLICY_LAWS: Final[Laws] = (
     REOPEN,
     CLOSE,
 )
+"""What `check_policy` searches for, in this order."""
 
 QUESTIONS: Final = (
     "Tom has 3 apples and buys 4 more. How many apples does Tom have?",
@@ -132,6 +133,7 @@ class Scene:
 
     @property
     def seeds(self) -> list[int]:
+        """One for every candidate."""
         return [self.seed + i for i in range(self.n)]
 
 

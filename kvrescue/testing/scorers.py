@@ -120,6 +120,7 @@ SCORER_LAWS: Final[Laws] = (
     RELEASED,
     CLOSE,
 )
+"""What `check_scorer` searches for, in this order."""
 
 QUESTIONS: Final = ("Let x = 3. What is x + 4?", "Tom has 12 apples and eats 5. How many are left?")
 STEPS: Final = (
@@ -158,6 +159,7 @@ class Pool:
         return context
 
     def pool(self) -> list[Candidate]:
+        """The candidates, in their order."""
         return [_candidate(text, index) for index, text in enumerate(self.candidates)]
 
 

@@ -6,22 +6,7 @@ from typing import Final
 
 from kvrescue.testing.laws import Law, Laws
 
-__all__ = [
-    "ARGMAX",
-    "BAD_SCORES",
-    "CLOSED",
-    "CONTEXT",
-    "EMPTY",
-    "FLAGGED",
-    "LIMITS",
-    "PERMUTATION",
-    "PROVENANCE",
-    "RUNS",
-    "SCREENING",
-    "SEEDS",
-    "SELECTOR_LAWS",
-    "TIES",
-]
+__all__ = ["SELECTOR_LAWS"]
 
 RUNS: Final = Law(
     "runs",
@@ -121,3 +106,4 @@ SELECTOR_LAWS: Final[Laws] = (
     PERMUTATION,
     BAD_SCORES,
 )
+"""What `check_selector` searches for, in this order."""

@@ -44,10 +44,13 @@ PROMPT: Final = 3
 class Runnable(Protocol):
     """What `check_selector` asks of a selector."""
 
-    async def run(self, question: Question, seed: int = 0) -> Solution: ...
+    async def run(self, question: Question, seed: int = 0) -> Solution:
+        """Solve a question."""
+        ...
 
 
 BuildSelector = Callable[[Sequence[Proposer], Scorer, Limits], Runnable]
+"""Builds the selector under test from proposers, scorer and limits."""
 
 
 class Screen(Detector):
@@ -73,6 +76,7 @@ class Run:
     seed: int = 0
 
     def policies(self, shuffle: int | None = None) -> list[FakePolicy]:
+        """One for each proposer; `shuffle` seeds the order in which it returns its candidates."""
         return [FakePolicy(h, prompt=PROMPT, shuffle=shuffle) for _, _, h in self.proposers]
 
     def __str__(self) -> str:

@@ -22,6 +22,7 @@ class Stream:
 
     @property
     def events(self) -> tuple[TokenEvent, ...]:
+        """The tokens in their order."""
         return self.head + self.block * self.count + self.tail
 
     def __str__(self) -> str:
@@ -54,3 +55,4 @@ def _long_streams() -> tuple[Stream, ...]:
 
 
 LONG: Final = _long_streams()
+"""Streams long enough for detectors with large windows."""
