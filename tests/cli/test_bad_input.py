@@ -254,7 +254,7 @@ class TestUsage:
         ("arguments", "message"),
         [
             (("solv",), "no command 'solv'; did you mean 'solve'?"),
-            (("xyzzy",), "no command 'xyzzy'; valid: bench, config, cost"),
+            (("xyzzy",), "no command 'xyzzy'; valid: bench, calibrate, config, cost"),
             (("plugins", "shw"), "no command 'shw'; did you mean 'show'?"),
             (("--hepl",), "no option --hepl; did you mean '--help'?"),
             (("solve", "--sed", "3"), "no option --sed; did you mean '--seed'?"),

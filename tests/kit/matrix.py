@@ -78,3 +78,7 @@ ELSEWHERE: dict[str, str] = {
     "vllm": "tests/vllm/test_contract.py",
 }
 """Kinds that need a server or another environment, and the file that calls the kit on them."""
+
+RECORDED: dict[str, str] = {"replay": "tests/replay/test_laws.py"}
+"""Kinds that give back what was recorded and nothing else, so that what the kit asks is refused,
+and the file with their own law: a replay of a recorded run is that run."""

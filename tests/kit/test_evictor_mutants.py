@@ -65,7 +65,8 @@ def ties_to_the_later(self: Evictor, kv: KVSlice) -> Tensor:
     length = kv.keys.shape[2]
     if kv.lengths is None and kv.prefix is None and length > self.bound:
         scores = self.score(kv)[..., : length - self.window]
-        best = scores.flip(-1).topk(self.budget, -1).indices
+        order = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices
+        best = order[..., : self.budget]
         best = scores.shape[-1] - 1 - best
         newest = torch.arange(length - self.window, length).expand(*best.shape[:2], -1)
         return torch.cat((best, newest), -1).sort(-1).values
