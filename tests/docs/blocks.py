@@ -137,9 +137,13 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def check_yaml(block: Block) -> None:
-    """A whole configuration loads; a part of one loads in place of the tiny preset's."""
+    """A whole configuration loads; a part of one loads in place of the tiny preset's. Of one that
+    cannot be loaded here the names are checked."""
     data = yaml.safe_load(block.text)
     assert isinstance(data, dict), block.where
+    if block.why_not:
+        assert set(data) <= set(RescueConfig.model_fields), block.where
+        return
     if {"proposers", "scorer"} <= set(data):
         load_config(block.title or data)
         return
