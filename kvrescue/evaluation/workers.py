@@ -197,6 +197,12 @@ def set_up_worker(threads: int | None) -> None:
     from kvrescue.policies.vllm.quiet import quiet_vllm
 
     quiet_vllm()
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm
+
+        # By default bars share a semaphore of the system, which a worker that is ended leaves
+        # behind, and Python warns of it.
+        tqdm.set_lock(threading.RLock())
     if threads is not None:
         import torch
 

@@ -98,3 +98,24 @@ if __name__ == "__main__":
     masks = json.loads(done.stdout)
     assert (len(masks), done.stderr) == (3, "")
     assert all(signal.SIGINT in mask and signal.SIGTERM not in mask for mask in masks)
+
+
+@pytest.mark.parametrize("task", ["shown", "hidden"])
+def test_a_worker_that_showed_a_bar_leaves_nothing_behind(task: str) -> None:
+    """Bars lock a semaphore of the system, unless they are told to lock something else."""
+    code = f"""
+import contextlib
+from kvrescue.evaluation.workers import in_workers
+from tests.evaluation.work import show_bars
+if __name__ == "__main__":
+    with contextlib.closing(in_workers(show_bars, [{task!r}] * 2, 2)) as found:
+        print(next(found).message)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == (f"{task}\n", "")

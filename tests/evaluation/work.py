@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
 from collections.abc import Iterator
 
+from tqdm import tqdm
+
 from kvrescue.errors import ConfigError
+from kvrescue.evaluation.workers import set_up_worker
 
 
 def count_up(task: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -20,6 +24,15 @@ def count_up(task: tuple[int, int]) -> Iterator[tuple[int, int]]:
 def blocked(_: int) -> Iterator[set[int]]:
     """Yields the numbers of the signals that this process does not get."""
     yield {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
+def show_bars(task: str) -> Iterator[str]:
+    """Shows a progress bar, as loading a model does, and then waits for its end."""
+    set_up_worker(None)
+    for _ in tqdm(range(2), disable=task == "hidden", file=io.StringIO()):
+        pass
+    yield task
+    time.sleep(3600)
 
 
 def misbehave(task: str) -> Iterator[object]:
