@@ -25,11 +25,12 @@ from kvrescue.evaluation.runs.folder import Run, RunWriter
 from kvrescue.evaluation.runs.record import Failure, Record
 from kvrescue.evaluation.runs.settings import Setting
 from kvrescue.evaluation.tables.cells import Cells
+from kvrescue.evaluation.tables.exits import exit_table
 from kvrescue.evaluation.tables.report import ReportFiles, tables_of, write_report
 from kvrescue.evaluation.tables.signals import signals_of
 from kvrescue.evaluation.tables.table import as_csv, as_data, as_markdown
 from kvrescue.events import CandidateFinished, Event
-from kvrescue.types import Candidate, Degradation, StopReason
+from kvrescue.types import Candidate, Degradation, StopReason, Verdict
 from tests.evaluation.runs_parts import grid, problem_set, record, run, setting, use, without
 
 LABELS = {
@@ -223,6 +224,28 @@ class TestSignals:
             note = json.loads(files.data.read_text())["tables"]["signals"]["note"]
             assert all(name in note for name in damaged)
             assert ("figure_3" in {file.stem for file in files.figures}) == (count < len(traces))
+
+    def test_exits_are_counted_by_detector(self, tmp_path: Path) -> None:
+        of, problems = setting("kv_rescue", 16, 2), problem_set(2)
+        ends = [Verdict("ngram", "loop", tokens, 3.0, 2.0) for tokens in (5, 9, 30)]
+        drawn: list[Event] = [
+            CandidateFinished("p0", 0, 0, Candidate(name, i, "x", (1,), stop, verdict=verdict))
+            for name, i, stop, verdict in (
+                ("base", 0, StopReason.EOS, None),
+                *(("base", i, StopReason.ABORTED, end) for i, end in enumerate(ends, 1)),
+                ("helper", 0, StopReason.ABORTED, ends[0]),
+            )
+        ]
+        with RunWriter(tmp_path, problems, [of], "made", {}) as writer:
+            for problem in problems:
+                writer.write(fill(of, problem, 0), drawn)
+        kinds = [part.kind for part in of.config.proposers["base"].detectors]
+        rows = {row[2]: row for row in exit_table(Cells.of(Run.read(tmp_path))).rows}
+        assert list(rows) == kinds
+        assert rows["ngram"] == (16, 2, "ngram", 8, 6, 0.75, 9)
+        for kind in kinds:
+            if kind != "ngram":
+                assert rows[kind] == (16, 2, kind, 8, 0, 0.0, None)
 
     def test_without_traces_there_is_no_figure(self, tmp_path: Path) -> None:
         settings = [of for of in SETTINGS if of.n == 1 and of.seed == 0]

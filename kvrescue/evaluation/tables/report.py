@@ -26,6 +26,7 @@ from kvrescue.evaluation.tables.accuracy import accuracy_table, recovery_table
 from kvrescue.evaluation.tables.cells import Cells
 from kvrescue.evaluation.tables.comparisons import equal_candidates_table, equal_flops_table
 from kvrescue.evaluation.tables.drawing import require_matplotlib
+from kvrescue.evaluation.tables.exits import exit_table
 from kvrescue.evaluation.tables.figures import write_figures
 from kvrescue.evaluation.tables.flops import Prices, flops_table
 from kvrescue.evaluation.tables.oracle import oracle_table
@@ -40,6 +41,7 @@ from kvrescue.evaluation.tables.signals import Signals, signal_table, signals_of
 from kvrescue.evaluation.tables.sources import source_table
 from kvrescue.evaluation.tables.table import Table, as_csv, as_data, as_markdown
 from kvrescue.evaluation.tables.tokens import token_table
+from kvrescue.evaluation.tables.traced import Traced
 
 __all__ = ["SCHEMA", "ReportFiles", "report_data", "tables_of", "write_report"]
 
@@ -72,7 +74,9 @@ class ReportFiles:
     """Traces that could not be read, relative to the run's folder; they are left out."""
 
 
-def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
+def tables_of(
+    cells: Cells, signals: Signals | None, traced: Traced | None = None
+) -> dict[str, Table]:
     """Every table by name, in the order of the report."""
     prices = Prices(cells)
     tables = (
@@ -84,6 +88,7 @@ def tables_of(cells: Cells, signals: Signals | None) -> dict[str, Table]:
         oracle_table(cells),
         source_table(cells),
         signal_table(signals),
+        exit_table(cells, traced),
         equal_candidates_table(cells),
         equal_flops_table(cells, prices),
         flops_table(cells, prices),
@@ -121,8 +126,9 @@ def write_report(
     """
     require_matplotlib()
     cells = Cells.of(run, composition)
-    signals = signals_of(cells)
-    tables = tables_of(cells, signals)
+    traced = Traced(cells)
+    signals = signals_of(cells, traced)
+    tables = tables_of(cells, signals, traced)
     where = Path(folder)
     try:
         for name in ("tables", "figures"):
@@ -139,7 +145,7 @@ def write_report(
         reason = error.strerror or str(error)
         raise RunError(f"the report cannot be written to {str(where)!r}: {reason}") from error
     drawn = tuple(file for files in figures.values() for file in files)
-    damaged = () if signals is None else signals.damaged
+    damaged = tuple(traced.damaged)
     return ReportFiles(report, data, tuple(written), drawn, tables["shape"], damaged)
 
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kvrescue.config import RescueConfig
 from kvrescue.detectors.entropy import EntropyDetector
 from kvrescue.detectors.gzip import GzipDetector, gzip_ratio
-from kvrescue.errors import RunError
 from kvrescue.evaluation.methods import BASE, HELPER, Method
 from kvrescue.evaluation.tables.cells import LABELS, Cells
 from kvrescue.evaluation.tables.table import Column, Table, Value
-from kvrescue.events import CandidateFinished
+from kvrescue.evaluation.tables.traced import Traced
 from kvrescue.types import Candidate
 
 __all__ = ["Signals", "Source", "largest_entropy", "least_ratio", "signal_table", "signals_of"]
@@ -47,36 +46,17 @@ class Signals:
     """As KV-Rescue uses it in this run."""
     gzip: GzipDetector | None
     sources: tuple[Source, ...]
-    damaged: tuple[str, ...] = ()
-    """Traces that could not be read: files, relative to the run's folder."""
+    note: str = ""
+    """Of traces that could not be read."""
 
 
-@dataclass
-class _Traces:
-    """Reads what was traced, and remembers what could not be read."""
+def signals_of(cells: Cells, traced: Traced | None = None) -> Signals | None:
+    """Read the traces; None without detectors or without traced candidates.
 
-    cells: Cells
-    damaged: dict[str, None] = field(default_factory=dict)
-    """Files, relative to the run's folder."""
-
-    def candidates(self, method: Method, budget: int | None, proposer: str) -> Iterator[Candidate]:
-        run = self.cells.run
-        for setting in self.cells.settings:
-            if (setting.method, setting.budget) != (method, budget):
-                continue
-            for problem in run.problems:
-                try:
-                    events = run.events(setting.key, problem.id) or []
-                except RunError:
-                    self.damaged[str(run.trace_file(setting.key, problem.id))] = None
-                    continue
-                for event in events:
-                    if isinstance(event, CandidateFinished) and event.candidate.policy == proposer:
-                        yield event.candidate
-
-
-def signals_of(cells: Cells) -> Signals | None:
-    """Read the traces; None without detectors or without traced candidates."""
+    Args:
+        cells: of a run.
+        traced: reads its traces (default: one of its own).
+    """
     rescue = next((cell for cell in cells if cell.method == "kv_rescue"), None)
     if rescue is None:
         return None
@@ -89,12 +69,12 @@ def signals_of(cells: Cells) -> Signals | None:
         for method in _UNSCREENED
     ]
     wanted += [(LABELS["full_kv"], "full_kv", None, BASE), ("helper", "helper", None, HELPER)]
-    traces = _Traces(cells)
+    traced = traced or Traced(cells)
     found: dict[str, list[Candidate]] = {}
     for label, method, budget, proposer in wanted:
         candidates = found.setdefault(label, [])
         if not candidates:  # the first method that was traced is enough
-            candidates += traces.candidates(method, budget, proposer)
+            candidates += traced.candidates(method, budget, proposer)
     sources = tuple(
         Source(
             label,
@@ -104,8 +84,8 @@ def signals_of(cells: Cells) -> Signals | None:
         for label, candidates in found.items()
         if candidates
     )
-    damaged = tuple(traces.damaged)
-    return Signals(entropy, gzip, sources, damaged) if sources or damaged else None
+    note = traced.note
+    return Signals(entropy, gzip, sources, note) if sources or note else None
 
 
 def _detectors(config: RescueConfig) -> tuple[EntropyDetector | None, GzipDetector | None]:
@@ -166,17 +146,10 @@ def signal_table(signals: Signals | None) -> Table:
             "Candidates of the traced problems, drawn without detectors. Per candidate the largest "
             "mean entropy (nats) and the least gzip ratio (bytes over bytes) over the detector's "
             "windows; too short: no window fits. Shares are of those with a window. No rows: no "
-            "traces were kept." + _left_out(signals)
+            "traces were kept." + ("" if signals is None else signals.note)
         ),
         figures=("figure_3",),
     )
-
-
-def _left_out(signals: Signals | None) -> str:
-    if signals is None or not signals.damaged:
-        return ""
-    names = ", ".join(f"`{name}`" for name in signals.damaged)
-    return f" Damaged traces are left out (delete them): {names}."
 
 
 def _panels(
