@@ -191,7 +191,7 @@ def test_a_file_and_an_engine(tmp_path: Path) -> None:
         ({"preset": "tiny", "metod": "helper"}, "did you mean 'method'"),
         ({"preset": "tiny", "method": "kv-rescue"}, "did you mean 'kv_rescue'"),
         ({"preset": "tiny", "engine": "vlm"}, "did you mean 'vllm'"),
-        ({"preset": "tiny", "n": 0}, "n = 0: expected a whole number of at least 1"),
+        ({"preset": "tiny", "n": 0}, "n = 0: expected a whole number from 1 to 4096"),
         ({"preset": "tiny", "seed": "x"}, "seed = 'x'"),
         ({"preset": "tiny", "sampling": "paper"}, "'task' or 'config'"),
         ({"preset": "tiny", "set": "limits.max_stepz=3"}, "did you mean 'max_steps'"),
