@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
