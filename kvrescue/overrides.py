@@ -9,7 +9,7 @@ import yaml
 
 from kvrescue.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["TOO_DEEP", "apply_overrides"]
+__all__ = ["TOO_DEEP", "apply_overrides", "assigned"]
 
 TOO_DEEP: Final = "nested too deeply, or a part of it contains itself"
 
@@ -26,10 +26,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
             components, by its kind.
     """
     for override in overrides:
-        path, equals, text = override.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"override {override!r} should look like limits.max_steps=64")
+        keys, text = assigned(override)
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -38,6 +35,19 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
             raise ConfigError(f"override {override[:40]!r}...: {TOO_DEEP}") from None
         _assign(data, keys, value, override)
     return data
+
+
+def assigned(override: str) -> tuple[list[str], str]:
+    """The keys that an assignment leads through, and the text of its value.
+
+    Raises:
+        ConfigError: it is no assignment.
+    """
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r} should look like limits.max_steps=64")
+    return keys, text
 
 
 def _assign(data: dict[str, Any], keys: list[str], value: object, override: str) -> None:

@@ -78,6 +78,17 @@ def test_leaving_early_ends_the_workers_at_once() -> None:
     assert all(isinstance(pid, int) and not alive(pid) for pid in pids)
 
 
+def program(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process of its own, whose workers may import the tests' work."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 def test_no_worker_hears_ctrl_c_not_even_the_first() -> None:
     """In a process of its own: the first one brings multiprocessing's resource tracker along."""
     code = """
@@ -88,13 +99,7 @@ if __name__ == "__main__":
     found = [found.message for found in in_workers(blocked, [0, 1, 2], 3)]
     print(json.dumps([sorted(numbers) for numbers in found if numbers is not None]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = program(code)
     masks = json.loads(done.stdout)
     assert (len(masks), done.stderr) == (3, "")
     assert all(signal.SIGINT in mask and signal.SIGTERM not in mask for mask in masks)
@@ -111,11 +116,5 @@ if __name__ == "__main__":
     with contextlib.closing(in_workers(show_bars, [{task!r}] * 2, 2)) as found:
         print(next(found).message)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = program(code)
     assert (done.stdout, done.stderr) == (f"{task}\n", "")

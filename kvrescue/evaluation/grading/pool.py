@@ -78,7 +78,7 @@ class Grader:
             ConfigError: a value makes no sense, or is out of range.
         """
         usable = min(_MOST_WORKERS, os.cpu_count() or 1)
-        count = usable if workers is None else _whole("workers", workers, 1, _MOST_ASKED)
+        count = usable if workers is None else whole_number("workers", workers, 1, _MOST_ASKED)
         least, most = _SECONDS
         if (
             isinstance(timeout, bool)
@@ -88,7 +88,7 @@ class Grader:
             raise ConfigError(
                 f"timeout = {timeout!r}: expected a number of seconds from {least:g} to {most}"
             )
-        memory = _whole("memory_mb", memory_mb, _LEAST_MEMORY_MB, _MOST_MEMORY_MB) << 20
+        memory = whole_number("memory_mb", memory_mb, _LEAST_MEMORY_MB, _MOST_MEMORY_MB) << 20
         self._lanes = _Lanes(count, float(timeout), memory)
         self._finalizer = weakref.finalize(self, self._lanes.close)
 
@@ -171,13 +171,6 @@ class Grader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _whole(name: str, value: object, least: int, most: int) -> int:
-    number = whole_number(name, value, least)
-    if number > most:
-        raise ConfigError(f"{name} = {value!r}: expected a whole number of at most {most}")
-    return number
 
 
 def _as_rule(rule: GradingRule | str) -> GradingRule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,11 +21,12 @@ from kvrescue.evaluation.methods import (
 from kvrescue.evaluation.problems import ProblemSet
 from kvrescue.evaluation.runs.settings import Setting, composition_of, distinct, setting_of
 from kvrescue.faults import whole_number
+from kvrescue.overrides import assigned
 from kvrescue.sampling import MOST_CANDIDATES
 
 __all__ = ["BenchPlan", "configs_by_budget"]
 
-_BUDGET_PATH: Final = f"proposers.{BASE}.policy.evictor.budget"
+_BUDGET_KEYS: Final = ["proposers", BASE, "policy", "evictor", "budget"]
 
 
 @dataclass(frozen=True)
@@ -118,24 +118,22 @@ def configs_by_budget(
     prompts = [] if problems is None else list(_prompts(plain, problems))
     configs = {}
     for budget in sorted(set(wanted)) or [evictor_of(plain).budget]:
-        changes = (*overrides, *prompts, f"{_BUDGET_PATH}={budget}")
+        changes = (*overrides, *prompts, f"{'.'.join(_BUDGET_KEYS)}={budget}")
         configs[budget] = load_config(source, changes, engine=engine)
         evictor_of(configs[budget])
     return configs
 
 
-_OVERRULED: Final = re.compile(r"\s*(seed|proposers\.[^.=]+\.candidates)\s*=")
-_BUDGET: Final = re.compile(rf"\s*{re.escape(_BUDGET_PATH)}\s*=")
-
-
 def _refuse_overruled(overrides: Iterable[str], budgets: Sequence[int]) -> None:
     """A value that a plan sets itself would be lost without a word."""
     for override in overrides:
-        if _OVERRULED.match(override):
-            raise ConfigError(
-                f"override {override!r}: N and seeds are set for every setting (-n, --seed)"
-            )
-        if budgets and _BUDGET.match(override):
+        keys, _ = assigned(override)
+        match keys:
+            case ["seed"] | ["proposers", _, "candidates"]:
+                raise ConfigError(
+                    f"override {override!r}: N and seeds are set for every setting (-n, --seed)"
+                )
+        if budgets and keys == _BUDGET_KEYS:
             raise ConfigError(
                 f"override {override!r}: the budgets {list(budgets)} are asked for; name it there"
             )

@@ -27,12 +27,10 @@ def exit_table(cells: Cells, traced: Traced | None = None) -> Table:
         drawn = list(traced.candidates("kv_rescue", cell.budget, BASE, cell.n))
         if not drawn:
             continue
-        detectors = dict.fromkeys(d.kind for d in cell.config.proposers[BASE].detectors)
-        for kind in detectors:
-            found = [
-                c.verdict for c in drawn if c.verdict is not None and c.verdict.detector == kind
-            ]
-            soon = statistics.median(verdict.position for verdict in found) if found else None
+        verdicts = [candidate.verdict for candidate in drawn if candidate.verdict is not None]
+        for kind in dict.fromkeys(part.kind for part in cell.config.proposers[BASE].detectors):
+            found = [verdict.position for verdict in verdicts if verdict.detector == kind]
+            soon = statistics.median(found) if found else None
             rows.append(
                 (cell.budget, cell.n, kind, len(drawn), len(found), len(found) / len(drawn), soon)
             )
