@@ -24,6 +24,7 @@ from kvrescue.detectors.base import Detector
 from kvrescue.engines import Engine, on_engine
 from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
 from kvrescue.faults import UNKNOWN_NAME, line
+from kvrescue.importing import is_path
 from kvrescue.options import SECRETS, Options
 from kvrescue.overrides import TOO_DEEP, apply_overrides
 from kvrescue.plugins import Plugins
@@ -199,7 +200,7 @@ def _looks_like_path(source: str) -> bool:
 
 
 def _absolute(spec: str, folder: Path) -> str:
-    if not plugin_layer.is_path(spec):
+    if not is_path(spec):
         return spec
     return str((folder / Path(spec).expanduser()).resolve())
 

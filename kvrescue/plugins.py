@@ -8,9 +8,6 @@ a function that is silently not called.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -27,7 +24,7 @@ from pydantic import BaseModel
 
 from kvrescue import builtins, hookspecs
 from kvrescue.detectors.base import Detector
-from kvrescue.errors import KVRescueError, PluginError, nearest
+from kvrescue.errors import PluginError, nearest
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -38,6 +35,7 @@ from kvrescue.events import (
     TrajectoryStarted,
 )
 from kvrescue.evictors.base import Evictor
+from kvrescue.importing import import_file, import_module, is_path
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import KINDS, Kind, Registry
 from kvrescue.scorers.base import ScorerSpec
@@ -165,9 +163,9 @@ class Plugins:
                 if is_path(spec):
                     path = ((folder or Path.cwd()) / Path(spec).expanduser()).resolve()
                     if str(path) not in self._origins:
-                        self._add(_import_file(path), str(path), origin)
+                        self._add(import_file(path), str(path), origin)
                 elif spec not in self._origins:
-                    self._add(_import_module(spec), spec, origin)
+                    self._add(import_module(spec), spec, origin)
 
     def load_environment(self) -> None:
         """Add the plugins that `KVRESCUE_PLUGINS` lists, separated by commas."""
@@ -354,47 +352,6 @@ def _name_of(plugin: object) -> str:
     if isinstance(plugin, _ComponentPlugin):
         return f"{plugin.component.__module__}.{plugin.component.__qualname__}"
     return f"{type(plugin).__module__}.{type(plugin).__qualname__}"
-
-
-def is_path(spec: str) -> bool:
-    """Whether a plugin is given as a Python file rather than as a module's name."""
-    return spec.endswith(".py") or "/" in spec or os.sep in spec
-
-
-def _import_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
-            hint = f" (for a file, give its path: ./{name.replace('.', '/')}.py)"
-        raise _import_error(name, error, hint) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise PluginError(f"plugin {str(path)!r}: there is no such file")
-    # One name per path: two plugins of one file name in different folders stay apart.
-    digest = hashlib.blake2b(str(path).encode(errors="surrogateescape"), digest_size=4).hexdigest()
-    name = f"kvrescue_plugin_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"plugin {str(path)!r} is not a Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_error(str(path), error) from error
-    return module
-
-
-def _import_error(name: str, error: BaseException, hint: str = "") -> PluginError:
-    reason = str(error) if isinstance(error, KVRescueError) else f"{type(error).__name__}: {error}"
-    return PluginError(f"plugin {name!r} cannot be imported: {reason}{hint}")
 
 
 # -- the process's own set --------------------------------------------------------------------

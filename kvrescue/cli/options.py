@@ -90,7 +90,7 @@ def worker_count(given: int | None, *, alone: bool = False) -> int:
 
 def plugin_overrides(plugins: Iterable[str] | None) -> list[str]:
     """Load `--plugin`s, and name them in an override, so that worker processes load them, too."""
-    from kvrescue.plugins import is_path
+    from kvrescue.importing import is_path
 
     listed = list(plugins or ())
     load_plugins(listed)
