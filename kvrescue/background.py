@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from kvrescue.errors import KVRescueError
 from kvrescue.tasks import uninterrupted
+from kvrescue.waiting import until_done
 
 __all__ = ["BackgroundLoop", "Job", "ended", "result_of", "stop_all"]
 
@@ -49,7 +50,7 @@ class Job(Generic[T]):
 
     def wait(self) -> None:
         """Block until the coroutine has ended, whatever came of it."""
-        concurrent.futures.wait([self.future])
+        until_done(self.future)
 
     def _start(self) -> None:
         if self._cancelled:

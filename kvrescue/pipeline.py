@@ -33,6 +33,7 @@ from kvrescue.rules import Limits, OnError, WhenAllFlagged
 from kvrescue.scorers.base import Scorer
 from kvrescue.selector import EvictionObserver, Observer, Proposer, StepwiseSelector
 from kvrescue.types import Question, Solution
+from kvrescue.waiting import next_of, value_of
 
 __all__ = ["Rescue", "close_parts"]
 
@@ -202,7 +203,7 @@ class Rescue:
         job = self._start(self._pump(question, seed, events.put))
         job.when_done(lambda _: events.put(None))
         try:
-            while (event := events.get()) is not None:
+            while (event := next_of(events)) is not None:
                 yield event
             _wait(job)
         finally:
@@ -300,7 +301,7 @@ class Rescue:
                     job.when_done(landed.put)
                 if not flying:
                     return
-                job = landed.get()
+                job = next_of(landed)
                 yield job, flying.pop(job)
         finally:
             stop_all(flying)
@@ -316,7 +317,7 @@ class Rescue:
         stop_all(self._jobs)
         owned, self._owned = self._owned, Parts()
         try:
-            self._loop.submit(owned.aclose()).future.result()
+            value_of(self._loop.submit(owned.aclose()).future)
         finally:
             self._give_back()
 
@@ -390,7 +391,7 @@ class Rescue:
 def _wait(job: Job[T]) -> T:
     """A job's result; whatever interrupts the waiting cancels the job first."""
     try:
-        return job.future.result()
+        return value_of(job.future)
     except BaseException:
         stop_all([job])
         raise
@@ -402,6 +403,6 @@ def close_parts(parts: Parts) -> None:
         return
     loop = BackgroundLoop.lease()
     try:
-        loop.submit(parts.aclose()).future.result()
+        value_of(loop.submit(parts.aclose()).future)
     finally:
         BackgroundLoop.give_back(loop)

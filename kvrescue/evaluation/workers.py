@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, Generic, TypeVar, cast
 
 from kvrescue.errors import KVRescueError, WorkerError
+from kvrescue.waiting import TURN
 
 __all__ = ["MOST_WORKERS", "Found", "in_workers", "sendable", "set_up_worker"]
 
@@ -76,7 +77,7 @@ def in_workers(
         for worker in list(crew.values()):
             worker.give(next(rest, None))
         while busy := [pipe for pipe, worker in crew.items() if worker.task is not None]:
-            for pipe in wait(busy):
+            for pipe in wait(busy, TURN):
                 worker = crew[cast("Connection", pipe)]
                 found = worker.hear()
                 if found.done:

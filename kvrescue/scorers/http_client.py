@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from kvrescue.errors import ConfigError, ScorerError
 from kvrescue.scorers.specs import is_key
+from kvrescue.waiting import value_of
 
 __all__ = ["Client", "api_key", "apart"]
 
@@ -185,7 +186,7 @@ def apart(work: Coroutine[Any, Any, T]) -> T:
             future.set_exception(error)
 
     threading.Thread(target=run, name="kvrescue http", daemon=True).start()
-    return future.result()
+    return value_of(future)
 
 
 def api_key(given: SecretStr | None, variable: str) -> SecretStr | None:

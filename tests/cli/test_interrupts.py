@@ -20,7 +20,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 BOTH = pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 
 
-def command(body: str, *arguments: str) -> subprocess.Popen[str]:
+def command(body: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A program whose one command says "ready" on stderr from `body`."""
     code = f"""
 import os, signal, sys, threading, time
@@ -43,14 +43,14 @@ app()
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # what a buffered `readline` reads ahead is lost to `communicate`
     )
 
 
-def interrupted(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str, str]:
+def interrupted(process: subprocess.Popen[bytes], *signals: signal.Signals) -> tuple[int, str, str]:
     """Exit code and output of a program that gets signals, one per line it says on stderr."""
     assert process.stderr is not None
-    said = ""
+    said = b""
     try:
         for sent in signals:
             said += process.stderr.readline()
@@ -58,7 +58,7 @@ def interrupted(process: subprocess.Popen[str], *signals: signal.Signals) -> tup
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode, output, said + errors
+    return process.returncode, output.decode(), (said + errors).decode()
 
 
 @BOTH
@@ -151,7 +151,7 @@ def test_a_reader_that_went_away_changes_nothing() -> None:
     process.stderr.readline()
     process.stdout.close()
     process.send_signal(signal.SIGINT)
-    assert process.stderr.read() == SAID[signal.SIGINT]
+    assert process.stderr.read().decode() == SAID[signal.SIGINT]
     assert process.wait(timeout=60) == 130
     process.stderr.close()
 

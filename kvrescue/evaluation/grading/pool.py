@@ -31,6 +31,7 @@ from kvrescue.evaluation.grading.grade import (
 )
 from kvrescue.evaluation.grading.process import Reply, RuleProcess
 from kvrescue.faults import whole_number
+from kvrescue.waiting import value_of
 
 __all__ = ["Grader"]
 
@@ -131,7 +132,7 @@ class Grader:
         self, response: str, gold: str | int, rule: GradingRule | str = GradingRule.MATH
     ) -> Grade:
         """As `submit`, and wait for the grade."""
-        return self.submit(response, gold, rule).result()
+        return value_of(self.submit(response, gold, rule))
 
     async def grade_async(
         self, response: str, gold: str | int, rule: GradingRule | str = GradingRule.MATH
@@ -147,7 +148,7 @@ class Grader:
         """Grades of (response, gold) in their order, as many at once as there are workers."""
         futures = [self.submit(response, gold, rule) for response, gold in pairs]
         try:
-            return [future.result() for future in futures]
+            return [value_of(future) for future in futures]
         finally:
             for future in futures:
                 future.cancel()
