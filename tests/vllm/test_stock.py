@@ -48,14 +48,14 @@ def cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
     return tokens[: ends[0] + 1] if ends else tokens
 
 
-@pytest.mark.parametrize("model", [BASE, SMOLLM])
-async def test_a_wide_budget_changes_nothing(model: str) -> None:
+@pytest.mark.parametrize(("model", "length"), [(BASE, 200), (SMOLLM, 80)])
+async def test_a_wide_budget_changes_nothing(model: str, length: int) -> None:
     policy = vllm_policy(model, WIDE, max_context=1024, candidates=1)
     prompts = [policy.prompt_ids(q) for q in questions()]
-    expected = stock(model, prompts, 200)
-    found = await asyncio.gather(*(decode(policy, p, 200) for p in prompts))
+    expected = stock(model, prompts, length)
+    found = await asyncio.gather(*(decode(policy, p, length) for p in prompts))
     assert [f[0] for f in found] == [cut(e, policy.engine.eos) for e in expected]
-    assert sum(len(f[0]) for f in found) > 200
+    assert sum(len(f[0]) for f in found) > length
 
 
 async def test_the_helper_is_stock_vllm_with_prefix_caching() -> None:
