@@ -12,6 +12,7 @@ from kvrescue.evaluation.methods import Method
 from kvrescue.types import StopReason
 from tests.calibration.parts import OVERRIDES, candidate, setting, write_run
 from tests.cli.run import Ran, fails
+from tests.evaluation.here import here  # noqa: F401 - a fixture
 
 METHODS: tuple[Method, ...] = ("full_kv", "helper", "best_of_n", "interleaved", "kv_rescue")
 
@@ -122,6 +123,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     assert "holds no run" in fails(14, "RunError", "calibrate", str(tmp_path))
 
 
+@pytest.mark.usefixtures("here")
 def test_a_real_run(tmp_path: Path) -> None:
     """From the trio's own candidates to a configuration that solves with the new thresholds."""
     out = tmp_path / "run"

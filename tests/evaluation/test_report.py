@@ -218,6 +218,8 @@ class TestSignals:
         for count, trace in enumerate(traces, 1):
             content = trace.read_bytes()
             trace.write_bytes(content[: len(content) // 2])
+            if count not in (1, len(traces) - 1, len(traces)):
+                continue
             files = write_report(Run.read(copy), tmp_path / "report")
             damaged = {str(path.relative_to(copy)) for path in traces[:count]}
             assert set(files.damaged) == damaged

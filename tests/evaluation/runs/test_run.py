@@ -25,6 +25,7 @@ from kvrescue.evaluation.runs.run import Progress, RunOptions, run_plan
 from kvrescue.evaluation.runs.settings import composition_of
 from kvrescue.evaluation.sources import load_problems
 from kvrescue.evaluation.tables.cells import Cells
+from tests.evaluation.here import here, in_this_process  # noqa: F401 - a fixture
 
 PROBLEMS = load_problems("tiny:3")
 QUICK = ("limits.max_output_tokens=40",)
@@ -42,8 +43,11 @@ def timeless(records: list[Record]) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Without worker processes, which the program that is killed has."""
     path = tmp_path_factory.mktemp("whole")
-    assert run_plan(plan(), path, RunOptions(traces=1)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvrescue.evaluation.runs.run.in_workers", in_this_process)
+        assert run_plan(plan(), path, RunOptions(traces=1)) == 0
     return Run.read(path)
 
 
@@ -99,6 +103,7 @@ def test_a_killed_run_goes_on_and_comes_to_the_same(whole: Run, tmp_path: Path) 
         assert timeless(found.of(key)) == timeless(whole.of(key))
 
 
+@pytest.mark.usefixtures("here")
 def test_progress_counts_what_is_there(tmp_path: Path) -> None:
     told: list[Progress] = []
     small = dataclasses.replace(plan(methods=("helper",)), problems=load_problems("tiny:2"))
@@ -111,6 +116,7 @@ def test_progress_counts_what_is_there(tmp_path: Path) -> None:
     assert told[0].share == 1.0
 
 
+@pytest.mark.usefixtures("here")
 def test_failures_are_recorded_and_end_the_run_when_they_do_not_end(tmp_path: Path) -> None:
     broken = configs_by_budget("tiny", (16,), ("limits.max_context=20",))
     failing = BenchPlan(PROBLEMS, broken, methods=("helper",), ns=(1,), matched=False)
@@ -179,6 +185,7 @@ def test_a_plan_has_one_composition() -> None:
         BenchPlan(PROBLEMS, mixed)
 
 
+@pytest.mark.usefixtures("here")
 def test_the_composition_of_the_last_command_is_reported(tmp_path: Path) -> None:
     """A mistyped run that was interrupted hides nothing, and its settings are not compared."""
     run_plan(plan(methods=("helper",)), tmp_path)
