@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvrescue.evictors.base import Evictor, KVSlice
     from kvrescue.hookspecs import hookimpl
     from kvrescue.pipeline import Rescue
-    from kvrescue.plugins import register
+    from kvrescue.plugins import register, unregister
     from kvrescue.policies.base import Policy, PolicySpec, Sampling, View
     from kvrescue.registry import EvictorField
     from kvrescue.rules import Limits
@@ -71,7 +71,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "evictors.base": ("Evictor", "KVSlice"),
     "hookspecs": ("hookimpl",),
     "pipeline": ("Rescue",),
-    "plugins": ("register",),
+    "plugins": ("register", "unregister"),
     "policies.base": ("Policy", "PolicySpec", "Sampling", "View"),
     "registry": ("EvictorField",),
     "rules": ("Limits",),
@@ -138,6 +138,7 @@ __all__ = [
     "load_config",
     "register",
     "resolved_yaml",
+    "unregister",
 ]
 
 

@@ -148,7 +148,8 @@ class CalibrationError(KVRescueError):
 class ReplayError(KVRescueError):
     """A replay needs what its recording does not hold: another question, seed, choice or score.
 
-    Where it is known, `question_id`, `seed` and `step` (0-based) say where.
+    Where it is known, `question_id`, `seed` and `step` (0-based) say where. `diverged` tells
+    whether another choice led there; otherwise no choice could give what is asked for.
     """
 
     exit_code = 16
@@ -160,9 +161,11 @@ class ReplayError(KVRescueError):
         question_id: str | None = None,
         seed: int | None = None,
         step: int | None = None,
+        diverged: bool = False,
     ) -> None:
         super().__init__(message)
         self.question_id, self.seed, self.step = question_id, seed, step
+        self.diverged = diverged
 
 
 E = TypeVar("E", bound=KVRescueError)

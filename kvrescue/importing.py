@@ -12,7 +12,7 @@ from types import ModuleType
 
 from kvrescue.errors import KVRescueError, PluginError
 
-__all__ = ["import_file", "import_module", "is_path"]
+__all__ = ["file_of", "import_file", "import_module", "is_path"]
 
 
 def is_path(spec: str) -> bool:
@@ -33,6 +33,17 @@ def import_module(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
             hint = f" (for a file, give its path: ./{name.replace('.', '/')}.py)"
         raise _import_error(name, error, hint) from error
+
+
+def file_of(name: str) -> Path | None:
+    """The file that the module of a dotted name is in, where that can be told."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (Exception, SystemExit):  # a package above it fails: importing tells how
+        return None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    return Path(spec.origin).resolve()
 
 
 def import_file(path: Path) -> ModuleType:

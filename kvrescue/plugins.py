@@ -35,12 +35,13 @@ from kvrescue.events import (
     TrajectoryStarted,
 )
 from kvrescue.evictors.base import Evictor
-from kvrescue.importing import import_file, import_module, is_path
+from kvrescue.importing import file_of, import_file, import_module, is_path
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import KINDS, Kind, Registry
 from kvrescue.scorers.base import ScorerSpec
+from kvrescue.tasks import is_async
 
-__all__ = ["ENVIRONMENT", "Origin", "PluginInfo", "Plugins", "default", "register"]
+__all__ = ["ENVIRONMENT", "Origin", "PluginInfo", "Plugins", "default", "register", "unregister"]
 
 ENVIRONMENT: Final = "KVRESCUE_PLUGINS"
 """The variable that lists plugins, separated by commas."""
@@ -119,7 +120,8 @@ class Plugins:
         """Add a plugin of this process: a module, an object with hooks, or a component class.
 
         A component class (an evictor, detector, policy spec or scorer spec) is registered under
-        its `kind`. Registering the same object again changes nothing.
+        its `kind`. Registering the same object again changes nothing; a class that was defined
+        anew, as when a cell of a notebook is run again, takes the place of the former one.
 
         Returns:
             The plugin's name.
@@ -128,19 +130,34 @@ class Plugins:
             PluginError: a hook does not exist or fails, or a name is taken.
         """
         with self._lock:
-            if isinstance(plugin, type):
-                plugin = self._component_plugin(plugin)
-            return self._add(plugin, name or self._free_name(plugin), "registered")
+            if not isinstance(plugin, type):
+                return self._add(plugin, name or self._free_name(plugin), "registered")
+            plugin = self._component_plugin(plugin)
+            former = self._former(plugin)
+            if former is None:
+                return self._add(plugin, name or self._free_name(plugin), "registered")
+            before, origin = self._plugins[former], self._origins[former]
+            self.unregister(former)
+            try:
+                return self._add(plugin, name or former, "registered")
+            except BaseException:
+                self._add(before, former, origin)
+                raise
 
-    def unregister(self, name: str) -> None:
+    def unregister(self, plugin: object) -> None:
         """Remove a plugin and every name it registered.
+
+        Compositions that exist already keep their parts; observers among them are called no more
+        in runs that begin from now on.
+
+        Args:
+            plugin: its name, which `register` returned, or what was registered.
 
         Raises:
             PluginError: there is no such plugin.
         """
         with self._lock:
-            if name not in self._origins:
-                raise PluginError(f"no plugin {name!r}{nearest(name, self._origins)}")
+            name = self._registered_name(plugin)
             self._manager.unregister(name=name)
             self.registry.remove_plugin(name)
             del self._origins[name], self._plugins[name]
@@ -148,7 +165,7 @@ class Plugins:
     def load(
         self, specs: Iterable[str], origin: Origin = "explicit", folder: Path | None = None
     ) -> None:
-        """Import plugins and add them; those already here are left alone.
+        """Import plugins and add them; those already here, by whatever name, are left alone.
 
         Args:
             specs: dotted module names, or paths of Python files ("./my_detector.py").
@@ -162,9 +179,9 @@ class Plugins:
             with self._lock:
                 if is_path(spec):
                     path = ((folder or Path.cwd()) / Path(spec).expanduser()).resolve()
-                    if str(path) not in self._origins:
+                    if not self._holds(path):
                         self._add(import_file(path), str(path), origin)
-                elif spec not in self._origins:
+                elif spec not in self._origins and not self._holds(file_of(spec)):
                     self._add(import_module(spec), spec, origin)
 
     def load_environment(self) -> None:
@@ -226,6 +243,38 @@ class Plugins:
                 _call(implementation, name, event=event)
 
         return observe
+
+    def _holds(self, path: Path | None) -> bool:
+        """Whether a plugin was imported from that file."""
+        return path is not None and any(
+            isinstance(plugin, ModuleType)
+            and plugin.__file__ is not None
+            and Path(plugin.__file__).resolve() == path
+            for plugin in self._plugins.values()
+        )
+
+    def _registered_name(self, plugin: object) -> str:
+        if not isinstance(plugin, str):
+            for name, known in self._plugins.items():
+                if plugin is known or (
+                    isinstance(known, _ComponentPlugin) and known.component is plugin
+                ):
+                    return name
+            raise PluginError(f"{plugin!r} is not registered")
+        if plugin not in self._origins:
+            raise PluginError(f"no plugin {plugin!r}{nearest(plugin, self._origins)}")
+        return plugin
+
+    def _former(self, plugin: _ComponentPlugin) -> str | None:
+        """The name of the plugin whose class the same lines of code had defined before."""
+        for name, known in self._plugins.items():
+            if (
+                isinstance(known, _ComponentPlugin)
+                and known is not plugin
+                and _name_of(known) == _name_of(plugin)
+            ):
+                return name
+        return None
 
     def _every_implementation(self, hook: str) -> list[tuple[str, pluggy.HookImpl]]:
         """What plugins do for one hook, with their names, in the order of loading."""
@@ -341,9 +390,28 @@ def _check_hooks(plugin: object, name: str) -> None:
         hook = (options or {}).get("specname") or attribute
         if hook not in _HOOKS:
             raise PluginError(f"plugin {name!r}: there is no hook {hook!r}{nearest(hook, _HOOKS)}")
+        _check_signature(getattr(plugin, attribute), hook, name)
         found.append(hook)
     if not found:
         raise PluginError(f"plugin {name!r} implements no hook; hooks: {', '.join(_HOOKS)}")
+
+
+def _check_signature(function: Callable[..., object], hook: str, plugin: str) -> None:
+    """Raise unless a hook can be called plainly, with what the specification has."""
+    if is_async(function):
+        raise PluginError(
+            f"plugin {plugin!r}: {hook} is async: hooks are called plainly, and nothing would "
+            "await it; make it a plain function, and hand work that waits to a thread of your own"
+        )
+    known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for parameter in inspect.signature(function).parameters.values():
+        needed = parameter.default is parameter.empty
+        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if needed and not variable and parameter.name not in known:
+            raise PluginError(
+                f"plugin {plugin!r}: {hook} has no argument {parameter.name!r}; it has "
+                f"{', '.join(map(repr, known))}"
+            )
 
 
 def _name_of(plugin: object) -> str:
@@ -377,3 +445,8 @@ def default() -> Plugins:
 def register(plugin: object, name: str | None = None) -> str:
     """Add a plugin to the process's own set; see `Plugins.register`."""
     return default().register(plugin, name)
+
+
+def unregister(plugin: object) -> None:
+    """Remove a plugin from the process's own set; see `Plugins.unregister`."""
+    default().unregister(plugin)

@@ -107,7 +107,8 @@ class Registry:
         if taken is not None:
             raise PluginError(
                 f"plugin {plugin!r} registers the {kind} {name!r}, which plugin "
-                f"{taken.plugin!r} registered already: choose another name"
+                f"{taken.plugin!r} registered already: choose another name, or take "
+                "that one away with kvrescue.unregister"
             )
         if isinstance(component, str):
             module, colon, attribute = component.partition(":")

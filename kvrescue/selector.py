@@ -29,7 +29,7 @@ from kvrescue.policies.base import Sampling
 from kvrescue.rules import Limits, OnError, WhenAllFlagged, as_data, best, is_selectable
 from kvrescue.scorers.base import Scorer
 from kvrescue.scoring import score_pool, typed_error
-from kvrescue.tasks import uninterrupted
+from kvrescue.tasks import is_async, uninterrupted
 from kvrescue.types import (
     Candidate,
     CommittedStep,
@@ -156,6 +156,16 @@ class StepwiseSelector:
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
             raise ConfigError(f"proposer names must differ; used more than once: {twice}")
+        for name, observers in (
+            ("observers", self.observers),
+            ("eviction_observers", self.eviction_observers),
+        ):
+            for place, observer in enumerate(observers):
+                if is_async(observer):
+                    raise ConfigError(
+                        f"{name}[{place}] = {observer!r} is async: observers are called plainly, "
+                        "and nothing would await it; give a plain function"
+                    )
         choices = {
             "when_all_flagged": (self.when_all_flagged, ("stop", "redraw")),
             "on_scorer_error": (self.on_scorer_error, ("raise", "degrade")),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["asked_to_stop", "gather", "uninterrupted"]
+__all__ = ["asked_to_stop", "gather", "is_async", "uninterrupted"]
 
 T = TypeVar("T")
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it, a function or an object with `__call__`, does nothing unless awaited."""
+    called = (function, getattr(type(function), "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in called)
 
 
 async def gather(

@@ -13,7 +13,7 @@ Needs the extra `eval` (scipy; matplotlib for the figure). See docs/calibration.
 
 from kvrescue.calibration.applying import apply, check_tokenizer, remarks
 from kvrescue.calibration.bounds import Rate, least_trials, lower_bound, upper_bound
-from kvrescue.calibration.calibrate import calibrate
+from kvrescue.calibration.calibrate import calibrate, check_options
 from kvrescue.calibration.result import (
     AtBudget,
     Calibration,
@@ -36,6 +36,7 @@ __all__ = [
     "Samples",
     "apply",
     "calibrate",
+    "check_options",
     "check_tokenizer",
     "least_trials",
     "lower_bound",

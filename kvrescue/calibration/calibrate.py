@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Final
 
 import kvrescue
 from kvrescue.calibration.bounds import Rate
@@ -28,7 +28,7 @@ from kvrescue.detectors.base import Cutoff, Detector
 from kvrescue.errors import CalibrationError, ConfigError, UnknownNameError, nearest
 from kvrescue.faults import whole_number
 
-__all__ = ["MOST_FALSE_ABORTS", "calibrate"]
+__all__ = ["MOST_FALSE_ABORTS", "calibrate", "check_options"]
 
 MOST_FALSE_ABORTS: Final = 0.5
 """The largest share of false aborts that may be asked for."""
@@ -39,7 +39,6 @@ _FIRES: Final = {
     (False, False): "below",
     (False, True): "up to",
 }
-T = TypeVar("T", bound=str)
 
 
 def calibrate(
@@ -66,14 +65,7 @@ def calibrate(
         ConfigError: an argument makes no sense.
         CalibrationError: no threshold can be proposed, for want of data for example.
     """
-    if isinstance(false_aborts, bool) or not 0 < false_aborts <= MOST_FALSE_ABORTS:
-        raise ConfigError(
-            f"false-aborts = {false_aborts!r}: expected a share greater than 0 and of at most "
-            f"{MOST_FALSE_ABORTS:g}"
-        )
-    _known("healthy", healthy, HEALTHY)
-    _known("degenerate", degenerate, DEGENERATE)
-    whole_number("seed", seed)
+    check_options(false_aborts, healthy, degenerate, seed)
     wanted = samples.budgets if budgets is None else sorted(set(budgets))
     for budget in wanted:
         if budget not in samples.budgets:
@@ -103,7 +95,23 @@ def calibrate(
     )
 
 
-def _known(name: str, value: T, names: Sequence[T]) -> None:
+def check_options(false_aborts: float, healthy: str, degenerate: str, seed: int) -> None:
+    """Raise what `calibrate` would, before there are samples.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+    """
+    if isinstance(false_aborts, bool) or not 0 < false_aborts <= MOST_FALSE_ABORTS:
+        raise ConfigError(
+            f"false-aborts = {false_aborts!r}: expected a share greater than 0 and of at most "
+            f"{MOST_FALSE_ABORTS:g}"
+        )
+    _known("healthy", healthy, HEALTHY)
+    _known("degenerate", degenerate, DEGENERATE)
+    whole_number("seed", seed)
+
+
+def _known(name: str, value: str, names: Sequence[str]) -> None:
     if value not in names:
         raise UnknownNameError(f"unknown {name} {value!r}{nearest(str(value), names)}")
 

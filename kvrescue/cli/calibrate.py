@@ -86,6 +86,7 @@ def calibrate(
     from kvrescue.evaluation.tables.drawing import require_matplotlib
 
     require_matplotlib()
+    made.check_options(false_aborts, healthy, degenerate, seed)
     load_plugins(plugin)
     read = [Run.read(run) for run in runs]
     recorded = preset is None and config is None

@@ -65,7 +65,14 @@ def _events(path: Path, whole: bool) -> Iterator[Event]:
             except (ValueError, RecursionError, ConfigError) as error:
                 if not whole and not line.endswith(b"\n") and isinstance(error, ValueError):
                     return
-                raise RunError(f"line {number}: {error}") from error
+                raise RunError(f"line {number}: {_reason(error)}") from error
             yield event
     if whole and not number:
         raise RunError("it is empty")
+
+
+def _reason(error: Exception) -> str:
+    """Without the line that JSON counts itself: it sees one at a time."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return str(error)

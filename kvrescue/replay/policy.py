@@ -318,9 +318,13 @@ class ReplayView(View):
 
     # -- errors ---------------------------------------------------------------------------------
 
-    def _error(self, message: str, step: int | None = None) -> ReplayError:
+    def _error(
+        self, message: str, step: int | None = None, *, diverged: bool = False
+    ) -> ReplayError:
         seed = self._run.seed if step is not None else None
-        return ReplayError(message, question_id=self.question.id, seed=seed, step=step)
+        return ReplayError(
+            message, question_id=self.question.id, seed=seed, step=step, diverged=diverged
+        )
 
     def _diverge(self, step: int, what: str) -> ReplayError:
         """Note a divergence; the error is raised when something is asked that follows from it."""
@@ -328,6 +332,7 @@ class ReplayView(View):
             f"{at(self._run, step)}: {what}. What follows is not recorded: run it with the models, "
             "or end such trajectories there with after_divergence = 'stop'",
             step,
+            diverged=True,
         )
         self._diverged = error
         places = [(e.question_id, e.seed, e.step) for e in self.policy.divergences]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvrescue.errors import ReplayError
+from kvrescue.errors import ReplayError, RunError
 from kvrescue.evaluation.traces import read_events
 from kvrescue.events import (
     CandidateFinished,
@@ -146,16 +146,14 @@ class Recording:
         `TraceWriter` has written.
 
         Raises:
-            ReplayError: there is no such file, or it tells of no trajectory.
-            RunError: it is damaged, or no trace.
+            ReplayError: it tells of no trajectory.
+            RunError: there is no such file, or it is damaged, or no trace.
         """
         name = f"the recording {str(path)!r}"
         try:
             found = cls.of_events(read_events(path), name)
         except FileNotFoundError:
-            raise ReplayError(
-                f"{name} does not exist; make one with kvrescue solve --trace"
-            ) from None
+            raise RunError(f"{name} does not exist; make one with kvrescue solve --trace") from None
         if not found.trajectories:
             raise ReplayError(f"{name} tells of no trajectory")
         return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvrescue.config import ConfigSource, RescueConfig, config_data, load_config
-from kvrescue.errors import ReplayError, UnknownNameError, nearest
+from kvrescue.errors import KVRescueError, ReplayError, UnknownNameError, located, nearest
 from kvrescue.events import Event
 from kvrescue.parts import Parts
 from kvrescue.pipeline import Rescue, close_parts
@@ -50,8 +50,9 @@ def replay(
         observers: called with every event of the replay.
 
     Raises:
-        ReplayError: there is no such file, or it does not tell the rules and no configuration does.
-        RunError: it is damaged, or no trace.
+        ReplayError: it does not tell the rules and no configuration does, or something is asked for
+            that it does not hold whatever was chosen: more candidates, shorter steps.
+        RunError: there is no such file, or it is damaged, or no trace.
         ConfigError: the configuration is wrong (`UnknownNameError`: a kind is not registered; load
             the plugin that the run had).
     """
@@ -151,7 +152,11 @@ def _replayed(
         try:
             events.extend(rescue.stream(recorded.question, recorded.seed))
         except ReplayError as caught:
+            if not caught.diverged:  # nor would any other trajectory give what is asked for
+                raise
             error = caught
+        except KVRescueError as failed:
+            raise located(f"{name}: {recorded.where}", failed) from failed.__cause__
     return Replayed(recorded, tuple(events), error)
 
 

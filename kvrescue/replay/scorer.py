@@ -60,6 +60,7 @@ class ReplayScorer(Scorer):
             f"was recorded ({after} were others scored): score it with a model",
             question_id=context.question.id,
             step=step,
+            diverged=True,
         )
 
     def _rounds(self, context: Context) -> Iterator[Round]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -250,8 +250,29 @@ def test_a_wrong_argument_is_refused() -> None:
         @hookimpl
         def kvrescue_step_committed(self, evnt: Event) -> None: ...
 
-    with pytest.raises(PluginError, match=r"(?s)cannot be registered.*evnt"):
+    with pytest.raises(PluginError, match=r"has no argument 'evnt'; it has 'event'$"):
         Plugins().register(Wrong())
+
+    class Fine:
+        @hookimpl
+        def kvrescue_step_committed(self, event: Event, seen: int = 0, *more: int) -> None: ...
+
+    Plugins().register(Fine())
+
+
+def test_an_async_hook_is_refused() -> None:
+    class Waits:
+        async def kvrescue_step_committed(self, event: Event) -> None: ...
+
+    class Yields:
+        async def kvrescue_step_committed(self, event: Event) -> AsyncIterator[None]:
+            yield
+
+    known = Plugins()
+    for plugin in (Waits(), Yields()):
+        with pytest.raises(PluginError, match="kvrescue_step_committed is async"):
+            known.register(plugin)
+    assert len(known.describe()) == 1
 
 
 def test_a_name_taken_names_both_plugins() -> None:
@@ -269,6 +290,55 @@ def test_a_name_taken_names_both_plugins() -> None:
     # Nothing of a plugin that failed stays behind.
     assert "extra" not in known.registry.names("detector")
     assert len(known.describe()) == 1
+
+
+def defined() -> type[Detector]:
+    """The same lines of code make a new class each time, as a cell of a notebook does."""
+
+    class Cell(Detector):
+        kind: ClassVar[str] = "cell"
+
+    return Cell
+
+
+def test_a_class_that_is_defined_anew_takes_the_place_of_the_former() -> None:
+    known = Plugins()
+    first, second = defined(), defined()
+    name = known.register(first)
+    assert known.register(second) == known.register(second) == name
+    assert known.registry.load("detector", "cell") is second
+    assert len(known.describe()) == 2
+
+    third = defined()
+    third.kind = "gzip"  # taken: nothing is changed
+    with pytest.raises(PluginError, match=r"registered already: .*kvrescue\.unregister"):
+        known.register(third)
+    assert known.registry.load("detector", "cell") is second
+
+
+def test_what_was_registered_can_be_taken_away() -> None:
+    known = Plugins()
+    watcher, made = Watcher(), defined()
+    known.register(watcher)
+    known.unregister(known.register(made))
+    known.register(made)
+    known.unregister(made)
+    known.unregister(watcher)
+    assert len(known.describe()) == 1
+    assert "cell" not in known.registry.names("detector")
+    for gone, text in ((watcher, "is not registered"), ("bultins", "did you mean 'builtins'")):
+        with pytest.raises(PluginError, match=text):
+            known.unregister(gone)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_file_is_one_plugin_by_whatever_name(importable: Path, turn: int) -> None:
+    write_plugin(importable, "twice")
+    known = Plugins()
+    known.load(["twice", str(importable / "twice.py")][::turn])
+    known.load(["twice", str(importable / "twice.py")])
+    assert len(known.describe()) == 2
+    assert "twice" in known.registry.names("detector")
 
 
 def test_one_name_may_be_used_in_two_kinds() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from kvrescue.detectors.base import Detector, Source
 from kvrescue.errors import (
     AuditError,
     CapacityError,
+    ConfigError,
     DetectorError,
     InputError,
     KVRescueError,
@@ -450,6 +453,21 @@ async def test_a_scorer_that_cannot_release() -> None:
 
 
 # -- observers and cancellation ---------------------------------------------------------------
+
+
+async def _waits(event: object) -> None: ...
+
+
+class _Waits:
+    async def __call__(self, event: object) -> None: ...
+
+
+@pytest.mark.parametrize("observer", [_waits, functools.partial(_waits), _Waits()])
+@pytest.mark.parametrize("name", ["observers", "eviction_observers"])
+def test_async_observers_are_refused(name: str, observer: Any) -> None:
+    proposers = [Proposer(FakePolicy())]
+    with pytest.raises(ConfigError, match=rf"{name}\[1\] = .* is async"):
+        StepwiseSelector(proposers, FakeScorer(), **{name: [print, observer]})
 
 
 async def test_an_observer_that_fails_ends_the_run_with_its_name() -> None:

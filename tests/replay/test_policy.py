@@ -15,7 +15,7 @@ import pytest
 from kvrescue.config import load_config
 from kvrescue.detectors.base import Source
 from kvrescue.detectors.entropy import EntropyDetector
-from kvrescue.errors import ConfigError, DetectorError, ReplayError, located
+from kvrescue.errors import ConfigError, DetectorError, ReplayError, RunError, located
 from kvrescue.events import (
     CandidateFinished,
     Event,
@@ -261,7 +261,7 @@ async def test_one_question_in_two_settings() -> None:
 
 
 def test_files_that_are_no_recordings(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match=r"does not exist; make one with kvrescue solve --trace"):
+    with pytest.raises(RunError, match=r"does not exist; make one with kvrescue solve --trace"):
         ReplayPolicy(tmp_path / "none.jsonl")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

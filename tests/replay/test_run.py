@@ -260,10 +260,38 @@ def test_the_same_trajectory_twice_in_a_file(fake: Path) -> None:
     assert all(isinstance(replayed.events[-1], TrajectoryFinished) for replayed in found)
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("proposers.base.candidates=9", "were recorded, 9 are asked for"),
+        ("sampling.max_step_tokens=1", "at most 1 are asked for"),
+    ],
+)
+def test_what_no_choice_could_give_is_an_error(fake: Path, change: str, text: str) -> None:
+    assert text in fails(16, "ReplayError", "replay", str(fake), "--set", change, *BOTH)
+
+
+def test_an_edited_score_is_told_with_its_place(fake: Path, tmp_path: Path) -> None:
+    edited = tmp_path / "edited.jsonl"
+    with edited.open("w") as file:
+        for line in fake.read_text().splitlines():
+            data = json.loads(line)
+            if data["event"] == "step_committed":
+                data["step"]["scores"] = [score and 7.0 for score in data["step"]["scores"]]
+            file.write(json.dumps(data) + "\n")
+    message = fails(9, "ScorerError", "replay", str(edited), *BOTH)
+    assert "edited.jsonl" in message
+    assert "seed 1" in message
+    assert "7.0 is outside [0, 1]" in message
+
+
 def test_bad_files_and_options(fake: Path, tmp_path: Path) -> None:
-    assert "does not exist" in fails(16, "ReplayError", "replay", str(tmp_path / "no.jsonl"))
+    assert "does not exist" in fails(14, "RunError", "replay", str(tmp_path / "no.jsonl"))
     torn = tmp_path / "torn.jsonl"
     torn.write_text("{}\n" + fake.read_text())
     assert "line 1" in fails(14, "RunError", "replay", str(torn))
+    torn.write_text('{"a": \n' + fake.read_text())
+    message = fails(14, "RunError", "replay", str(torn))
+    assert message.endswith("line 1: Expecting value at character 8")
     with pytest.raises(ConfigError, match="limits"):
         list(replay(fake, {"limits": 3}))
