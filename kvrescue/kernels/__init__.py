@@ -1,11 +1,12 @@
 """Triton kernels, and whether they are used.
 
-Each kernel computes what a torch function computes, which stays the reference and calls the kernel
-itself where `available` says so: `RKV.score`, `engine.moves.compact` and `move`, and
-`engine.sampler.token_statistics`. `KVRESCUE_KERNELS` chooses: `auto` (the default) uses kernels on
-CUDA devices where Triton works, `off` never, `on` everywhere, and where that is impossible it is an
-error. On the CPU Triton interprets kernels if `TRITON_INTERPRET=1` is set before Python starts: slow,
-for tests.
+Each kernel computes what a torch function computes. That function stays the reference, and calls
+the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move` and `move_at`, and
+`engine.sampler.token_statistics`.
+
+`KVRESCUE_KERNELS` chooses: `auto` (the default) takes kernels on CUDA devices where Triton works,
+`off` never, and with `on` it is an error where there are none. On the CPU Triton interprets kernels
+if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
 
 Importing this package imports neither torch nor triton.
 """
@@ -80,8 +81,8 @@ def _obstacle(kind: str, index: int | None) -> DependencyError | ConfigError | N
     """Why there are no kernels on a device; None where there are."""
     if importlib.util.find_spec("triton") is None:
         return DependencyError(
-            f"{ENVIRONMENT}=on: triton is not installed; pip install 'kvrescue[kernels]' (torch for "
-            f"CUDA brings it), or set {ENVIRONMENT}=auto"
+            f"{ENVIRONMENT}=on: triton is not installed; pip install 'kvrescue[kernels]' (torch "
+            f"for CUDA brings it), or set {ENVIRONMENT}=auto"
         )
     if kind == "cpu":
         if interpreted():

@@ -13,7 +13,7 @@ def load_vectors(
     count,
     index_stride,
     dim_stride,
-    head_dim,
+    head_dim: tl.constexpr,
     widen: tl.constexpr,
     block_d: tl.constexpr,
 ):
@@ -40,7 +40,7 @@ def group_logits(
     length,
     past,
     observed,
-    head_dim,
+    head_dim: tl.constexpr,
     head_stride,
     time_stride,
     dim_stride,
@@ -95,7 +95,7 @@ def prepare_kernel(
     window,
     observed,
     kv_heads,
-    head_dim,
+    head_dim: tl.constexpr,
     key_row_stride,
     key_head_stride,
     key_entry_stride,
@@ -190,7 +190,7 @@ def match_kernel(
     similarity,
     length,
     kv_heads,
-    head_dim,
+    head_dim: tl.constexpr,
     key_row_stride,
     key_head_stride,
     key_entry_stride,
@@ -274,7 +274,7 @@ def terms_kernel(
     window,
     observed,
     kv_heads,
-    head_dim,
+    head_dim: tl.constexpr,
     key_row_stride,
     key_head_stride,
     key_entry_stride,
@@ -402,6 +402,7 @@ def finish_kernel(
             a = tl.load(seen + near, mask=(near >= 0) & (near < past), other=float("-inf"))
             pooled = tl.maximum(pooled, a, propagate_nan=tl.PropagateNan.ALL)
         mean = tl.load(again + entry, mask=entry < past, other=0.0)
+        pooled = tl.where(entry < past, pooled, 0.0)  # there is no past near it: -inf
         score = lam * pooled - (1.0 - lam) * (tl.exp(mean) / whole)
         score = tl.where(entry < past, score, 0.0)
         tl.store(out + pair * stride + entry, score, mask=entry < stride)

@@ -1,11 +1,11 @@
 """Entries of a cache change their places, in place.
 
-`compact` moves kept slots to the front. That needs no scratch copy because the kept slots ascend: the
-j-th of them is never before place j, so kept[j] >= j. A program owns a block of the numbers of every
-slot of one (row, KV head) and goes through the places in ascending tiles. When it has written the
-places below b, all that it has still to read are slots kept[j] >= j >= b, which nothing has touched.
-Within a tile everything is read before anything is written, with a barrier between the two. Programs
-never meet: they own different pairs, or different numbers of the same slots.
+`compact` moves kept slots to the front. That needs no scratch copy, because the kept slots ascend:
+the j-th of them is never before place j, so kept[j] >= j. A program owns a block of the numbers of
+every slot of one (row, KV head), and goes through the places in ascending tiles. When it has
+written the places below b, all that it has still to read are slots kept[j] >= j >= b, which nothing
+has touched. Within a tile everything is read before anything is written, with a barrier in between.
+Programs never meet: they own different pairs, or different numbers of the same slots.
 
 `move` copies single entries to places that no move reads from, so its order does not matter.
 """
@@ -19,7 +19,7 @@ from kvrescue.kernels import _compaction as device
 
 __all__ = ["compact", "move"]
 
-TILE = 32
+TILE = 16
 """Slots that a program moves at once."""
 BLOCK = 128
 """Numbers of a slot that a program moves at most."""

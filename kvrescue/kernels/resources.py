@@ -21,7 +21,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kvrescue.errors import ConfigError
-from kvrescue.kernels import _compaction, _rkv, _vocabulary, compaction, interpreted, rkv, vocabulary
+from kvrescue.kernels import (
+    _compaction,
+    _rkv,
+    _vocabulary,
+    compaction,
+    interpreted,
+    rkv,
+    vocabulary,
+)
 
 __all__ = ["ARCHITECTURES", "CASES", "Case", "Resources", "measure", "table"]
 
@@ -29,7 +37,6 @@ ARCHITECTURES: Final = (80, 90)
 """Compute capabilities times ten: A100 and H100."""
 
 _NAMES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_WIDE: Final = ("pair_stride", "row_stride", "entry_stride", "slot_stride")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Resources:
 def _cases() -> Iterator[Case]:
     floats = dict.fromkeys(("inverse", "total", "largest", "weight", "similarity"), "*fp32")
     floats |= dict.fromkeys(("again", "seen", "out", "moment"), "*fp32")
-    shape = dict.fromkeys(("length", "window", "observed", "kv_heads", "head_dim", "kernel_size"))
+    shape = dict.fromkeys(("length", "window", "observed", "kv_heads", "kernel_size"))
     sizes = dict.fromkeys(shape, "i32") | {"scale": "fp32", "threshold": "fp32", "lam": "fp32"}
     strides = {
         f"{of}_stride": "i32"
@@ -87,6 +94,7 @@ def _cases() -> Iterator[Case]:
             sides = {"keys": f"*{name}", "queries": f"*{name}"}
             blocks = {"block_t": by.queries, "block_n": by.entries, "block_i": by.entries}
             blocks |= {"block_m": by.rows, "block_d": by.dim, "group": 7}
+            blocks |= {"head_dim": dim}
             for causal in (False, True):
                 if causal and (name, dim) != ("bf16", 128):
                     continue  # the mask is a detail: once is enough
@@ -96,7 +104,8 @@ def _cases() -> Iterator[Case]:
                 kernels = [_rkv.prepare_kernel, _rkv.terms_kernel]
                 kernels += [] if causal else [_rkv.match_kernel]
                 for function in kernels:
-                    yield _case(function, variant, types | sides, known, by.warps)
+                    match = {"block_n": by.columns} if function is _rkv.match_kernel else {}
+                    yield _case(function, variant, types | sides, known | match, by.warps)
     yield _case(_rkv.finish_kernel, "", types, {**plain, "block": rkv.FINISH}, 4)
     counts = dict.fromkeys(("count", "width", "vocab", "parts"), "i32")
     counts |= dict.fromkeys(("pair_stride", "slot_stride", "kept_stride", "row_stride"), "i32")
@@ -140,9 +149,7 @@ def measure(case: Case, architecture: int) -> Resources:
     """
     if interpreted():
         raise ConfigError("TRITON_INTERPRET=1: interpreted kernels are not compiled; unset it")
-    signature = {
-        name: case.types.get(name, "constexpr") for name in case.function.arg_names
-    }
+    signature = {name: case.types.get(name, "constexpr") for name in case.function.arg_names}
     # As at a launch: tensors and the strides of rows are aligned to 16.
     aligned = [["tt.divisibility", 16]]
     attributes = {

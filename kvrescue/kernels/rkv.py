@@ -1,7 +1,7 @@
 """R-KV's scores in four kernels, without a matrix of all pairs.
 
 The formulas are those of `kvrescue.evictors.rkv`; everything is added up in float32, whatever the
-dtype of the cache, of which nothing is copied. What is stored in between is a few numbers per entry:
+dtype of the cache, of which nothing is copied. In between a few numbers per entry are stored:
 
 1. `prepare`: 1 / (|k| + 1e-8) of each key, the sum of the unit keys, and for each query the maximum
    and the sum of its softmax over the past;
@@ -39,8 +39,10 @@ class Tiles:
     """Observation queries."""
     rows: int
     """Rows of S."""
+    columns: int
+    """Columns of S."""
     entries: int
-    """Columns of S, and entries everywhere else."""
+    """Entries, where they are compared with queries or looked at one by one."""
     dim: int
     """Numbers of a key: head_dim, rounded up to a power of two."""
     warps: int
@@ -50,8 +52,8 @@ class Tiles:
 def tiles(dtype: torch.dtype, head_dim: int) -> Tiles:
     """The tiles for keys of `dtype`: as large as registers hold (`python -m kvrescue.kernels`)."""
     dim = max(16, triton.next_power_of_2(head_dim))
-    wide = dtype == torch.float32 or dim > 128
-    return Tiles(16, 32 if wide else 64, 32 if wide else 64, dim, 4)
+    side = 32 if dtype == torch.float32 or dim > 128 else 64
+    return Tiles(16, side, side, min(side, max(16, 4096 // dim)), dim, 4)
 
 
 def scores(
@@ -140,7 +142,7 @@ def scores(
             threshold,
             widen=widen,
             block_m=by.rows,
-            block_n=by.entries,
+            block_n=by.columns,
             block_d=by.dim,
             num_warps=by.warps,
         )

@@ -1,9 +1,9 @@
 """Statistics of next-token distributions, in one pass over the vocabulary.
 
-A row is cut into parts of fixed length, so that its statistics do not depend on how many rows there
-are. Per part the maximum m of the logits x, the sum of exp(x - m) and that of exp(x - m) (x - m) are
-carried along; when a larger m turns up, the sums are rescaled by what that changes. A second kernel
-puts the parts together.
+A row is cut into parts of fixed length, so that its statistics do not depend on how many rows
+there are. Of each part, the maximum m of the logits x and the sums of exp(x - m) and
+exp(x - m) (x - m) are carried along; when a larger m turns up, the sums are rescaled by what that
+changes. A second kernel puts the parts together.
 
 Drawing the token is not part of it. `engine.sampler.sample` inverts a distribution function that is
 added up in float64 in the order of the tokens; another order of addition would draw another token
