@@ -19,7 +19,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 from kvrescue.errors import ConfigError, DependencyError, nearest
 
@@ -102,7 +102,7 @@ def _obstacle(kind: str, index: int | None) -> DependencyError | ConfigError | N
 def _obstacle_on_cuda(index: int | None) -> DependencyError | None:
     import torch
 
-    device = torch.device("cuda", index)
+    device = torch.device("cuda" if index is None else f"cuda:{index}")
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or (major, minor) < _OLDEST:
         return DependencyError(
@@ -135,6 +135,7 @@ def _try(device: torch.device) -> None:
 
 
 def _checked(where: str, choice: str) -> Choice:
-    if choice == "auto" or choice == "on" or choice == "off":
-        return choice
+    known = next((name for name in get_args(Choice) if name == choice), None)
+    if known is not None:
+        return cast("Choice", known)
     raise ConfigError(f"{where} = {choice!r}{nearest(choice, get_args(Choice))}")

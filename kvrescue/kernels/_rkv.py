@@ -13,7 +13,7 @@ def load_vectors(
     count,
     index_stride,
     dim_stride,
-    head_dim: tl.constexpr,
+    head_dim,
     widen: tl.constexpr,
     block_d: tl.constexpr,
 ):
@@ -200,6 +200,7 @@ def match_kernel(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_d: tl.constexpr,
+    part: tl.constexpr,
 ):
     """The last j with S_ij > threshold (0 if there is none) and S_ij, for `block_m` rows i of S;
     searched from the newest entry, until every row has one."""
@@ -212,16 +213,6 @@ def match_kernel(
     inverse += pair * stride
     mine = tl.program_id(1) * block_m + tl.arange(0, block_m)
     here = mine < length
-    key = load_vectors(
-        keys,
-        mine,
-        length,
-        key_entry_stride,
-        key_dim_stride,
-        head_dim,
-        widen,
-        block_d,
-    )
     shrink = tl.load(inverse + mine, mask=here, other=0.0)
     found = tl.zeros([block_m], dtype=tl.int32)
     value = tl.zeros([block_m], dtype=tl.float32)
@@ -229,18 +220,31 @@ def match_kernel(
     start = (length - 1) // block_n * block_n
     while (start >= 0) & (tl.max(pending, axis=0) > 0):
         entry = start + tl.arange(0, block_n)
-        other = load_vectors(
-            keys,
-            entry,
-            length,
-            key_entry_stride,
-            key_dim_stride,
-            head_dim,
-            widen,
-            block_d,
-        )
         across = tl.load(inverse + entry, mask=entry < length, other=0.0)
-        s = tl.dot(key, tl.trans(other), input_precision="ieee")
+        s = tl.zeros([block_m, block_n], dtype=tl.float32)
+        for first in range(0, block_d, part):  # float32 products take a register per number
+            here_keys = keys + first * key_dim_stride
+            key = load_vectors(
+                here_keys,
+                mine,
+                length,
+                key_entry_stride,
+                key_dim_stride,
+                head_dim - first,
+                widen,
+                part,
+            )
+            other = load_vectors(
+                here_keys,
+                entry,
+                length,
+                key_entry_stride,
+                key_dim_stride,
+                head_dim - first,
+                widen,
+                part,
+            )
+            s = tl.dot(key, tl.trans(other), s, input_precision="ieee")
         s *= shrink[:, None] * across[None, :]
         s = tl.where(mine[:, None] == entry[None, :], 0.0, s)
         hit = (s > threshold) & (entry < length)[None, :]

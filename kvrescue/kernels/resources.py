@@ -94,18 +94,19 @@ def _cases() -> Iterator[Case]:
             sides = {"keys": f"*{name}", "queries": f"*{name}"}
             blocks = {"block_t": by.queries, "block_n": by.entries, "block_i": by.entries}
             blocks |= {"block_m": by.rows, "block_d": by.dim, "group": 7}
-            blocks |= {"head_dim": dim}
+            blocks |= {"head_dim": dim, "part": by.part}
             for causal in (False, True):
                 if causal and (name, dim) != ("bf16", 128):
                     continue  # the mask is a detail: once is enough
                 known = {**plain, **blocks, "causal": causal}
                 known |= {} if causal else {"positions": None}
                 variant = f"{name}, head_dim {dim}" + (", causal" if causal else "")
-                kernels = [_rkv.prepare_kernel, _rkv.terms_kernel]
-                kernels += [] if causal else [_rkv.match_kernel]
-                for function in kernels:
-                    match = {"block_n": by.columns} if function is _rkv.match_kernel else {}
-                    yield _case(function, variant, types | sides, known | match, by.warps)
+                for function in (_rkv.prepare_kernel, _rkv.terms_kernel):
+                    yield _case(function, variant, types | sides, known, by.warps)
+            known = {**plain, **blocks, "block_n": by.columns}
+            yield _case(
+                _rkv.match_kernel, f"{name}, head_dim {dim}", types | sides, known, by.search_warps
+            )
     yield _case(_rkv.finish_kernel, "", types, {**plain, "block": rkv.FINISH}, 4)
     counts = dict.fromkeys(("count", "width", "vocab", "parts"), "i32")
     counts |= dict.fromkeys(("pair_stride", "slot_stride", "kept_stride", "row_stride"), "i32")

@@ -45,15 +45,19 @@ class Tiles:
     """Entries, where they are compared with queries or looked at one by one."""
     dim: int
     """Numbers of a key: head_dim, rounded up to a power of two."""
+    part: int
+    """Of these at once, in products of keys with keys."""
     warps: int
-    """Of a program, 32 threads each."""
+    """Of a program, 32 threads each ..."""
+    search_warps: int
+    """... and where keys are compared with keys."""
 
 
 def tiles(dtype: torch.dtype, head_dim: int) -> Tiles:
     """The tiles for keys of `dtype`: as large as registers hold (`python -m kvrescue.kernels`)."""
     dim = max(16, triton.next_power_of_2(head_dim))
     side = 32 if dtype == torch.float32 or dim > 128 else 64
-    return Tiles(16, side, side, min(side, max(16, 4096 // dim)), dim, 4)
+    return Tiles(16, side, side, min(side, max(16, 4096 // dim)), dim, min(dim, side), 4, 8)
 
 
 def scores(
@@ -144,7 +148,8 @@ def scores(
             block_m=by.rows,
             block_n=by.columns,
             block_d=by.dim,
-            num_warps=by.warps,
+            part=by.part,
+            num_warps=by.search_warps,
         )
     device.terms_kernel[pairs, triton.cdiv(length, by.entries)](
         keys,

@@ -61,6 +61,8 @@ def test_goldens(path: Path) -> None:
     with_positions=st.booleans(),
 )
 @example(1, 65, 8, 8, 2, 20, 7, 0.5, 0.1, torch.bfloat16, False)
+@example(3, 33, 4, 4, 1, 40, 1, 0.5, 0.1, torch.float32, False)  # a key in two parts
+@example(4, 33, 4, 4, 1, 70, 1, 0.5, 0.1, torch.float16, False)
 @example(2, 33, 1, 17, 1, 8, 3, 0.5, 0.1, torch.float32, True)  # a causal mask
 @EXAMPLES
 def test_scores_equal_torch(
