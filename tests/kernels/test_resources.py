@@ -21,7 +21,7 @@ from kvrescue.kernels import resources
 for case in resources.CASES:
     for architecture in resources.ARCHITECTURES:
         found = resources.measure(case, architecture)
-        print(json.dumps([case.kernel, case.variant, architecture, found.registers, found.spilled,
+        print(json.dumps([case.kernel, case.variant, architecture, found.registers, found.stack,
                           found.shared, found.size]))
 """
 MOST_SHARED = 99 << 10
@@ -47,9 +47,9 @@ def test_every_kernel_compiles_without_spills(compiled: list[Any]) -> None:
         for match in re.findall(r"^def (\w+)_kernel\(", Path(file.__file__).read_text(), re.M)
     }
     assert {architecture for _, _, architecture, *_ in compiled} == {80, 90}
-    for name, variant, architecture, registers, spilled, shared, size in compiled:
+    for name, variant, architecture, registers, stack, shared, size in compiled:
         case = f"{name} ({variant}), sm_{architecture}"
-        assert spilled == 0, case
+        assert stack == 0, case
         assert 0 < registers <= 255, case
         assert shared <= MOST_SHARED, case
         assert size > 1000, case
