@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from kvrescue.kernels import _compaction as device
+from kvrescue.kernels._launch import on_its_device
 
 __all__ = ["compact", "move"]
 
@@ -25,6 +26,7 @@ BLOCK = 128
 """Numbers of a slot that a program moves at most."""
 
 
+@on_its_device
 def compact(values: Tensor, kept: Tensor) -> None:
     """values[p, j] = values[p, kept[p, j]] for all j, in place.
 
@@ -52,6 +54,7 @@ def compact(values: Tensor, kept: Tensor) -> None:
     )
 
 
+@on_its_device
 def move(values: Tensor, source: Tensor, target: Tensor) -> None:
     """values[target[i]] = values[source[i]] for all i, in place.
 

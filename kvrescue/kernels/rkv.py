@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kvrescue.kernels import _rkv as device
 from kvrescue.kernels import interpreted
+from kvrescue.kernels._launch import on_its_device
 
 __all__ = ["Tiles", "scores", "tiles"]
 
@@ -60,6 +61,7 @@ def tiles(dtype: torch.dtype, head_dim: int) -> Tiles:
     return Tiles(16, side, side, min(side, max(16, 4096 // dim)), dim, min(dim, side), 4, 8)
 
 
+@on_its_device
 def scores(
     keys: Tensor,
     queries: Tensor,

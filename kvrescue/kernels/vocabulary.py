@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from kvrescue.kernels import _vocabulary as device
+from kvrescue.kernels._launch import on_its_device
 
 __all__ = ["statistics"]
 
@@ -26,6 +27,7 @@ BLOCK = 2048
 """Of them at once."""
 
 
+@on_its_device
 def statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per row the maximum, the logarithm of the sum of exponentials, and the entropy in nats.
 
