@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from kvrescue.errors import ConfigError
 from kvrescue.kernels import (
     _compaction,
+    _matches,
     _rkv,
     _vocabulary,
     compaction,
@@ -106,7 +107,11 @@ def _cases() -> Iterator[Case]:
                     yield _case(function, variant, types | sides, known, by.warps)
             known = {**plain, **blocks, "block_n": by.columns}
             yield _case(
-                _rkv.match_kernel, f"{name}, head_dim {dim}", types | sides, known, by.search_warps
+                _matches.match_kernel,
+                f"{name}, head_dim {dim}",
+                types | sides,
+                known,
+                by.search_warps,
             )
     yield _case(_rkv.finish_kernel, "", types, {**plain, "block": rkv.FINISH}, 4)
     counts = dict.fromkeys(("count", "width", "vocab", "parts"), "i32")

@@ -25,6 +25,7 @@ from torch import Tensor
 from kvrescue.kernels import _rkv as device
 from kvrescue.kernels import interpreted
 from kvrescue.kernels._launch import on_its_device
+from kvrescue.kernels._matches import match_kernel
 
 __all__ = ["Tiles", "scores", "tiles"]
 
@@ -135,7 +136,7 @@ def scores(
     match = None
     if threshold is not None:
         match = keys.new_empty((pairs, length), dtype=torch.int32)
-        device.match_kernel[pairs, triton.cdiv(length, by.rows)](
+        match_kernel[pairs, triton.cdiv(length, by.rows)](
             keys,
             lengths,
             inverse,

@@ -40,7 +40,12 @@ def compiled() -> list[Any]:
 
 def test_every_kernel_compiles_without_spills(compiled: list[Any]) -> None:
     names = {name for name, *_ in compiled}
-    files = [resources._rkv, resources._compaction, resources._vocabulary]
+    files = [
+        resources._rkv,
+        resources._matches,
+        resources._compaction,
+        resources._vocabulary,
+    ]
     assert names == {
         match
         for file in files
