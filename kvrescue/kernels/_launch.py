@@ -21,7 +21,7 @@ def on_its_device(
     """Make the first argument's GPU the current one meanwhile: Triton launches on that."""
 
     @functools.wraps(function)
-    def run(first: Tensor, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not first.is_cuda:
             return function(first, *args, **kwargs)
         with torch.cuda.device(first.device):
