@@ -29,6 +29,11 @@ from kvrescue.sampling import Sampling
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def dtypes(place: Place) -> dict[str, torch.dtype]:
+    """All that kernels take; one of them in a quick run, because interpreting is slow."""
+    return {"bfloat16": torch.bfloat16} if place.quick else DTYPES
+
+
 def ready(place: Place) -> None:
     """Kernels can be used from here on, interpreted where there is no GPU."""
     if importlib.util.find_spec("triton") is None:
@@ -103,7 +108,7 @@ def rkv_scores_by_kernels(place: Place, seen: dict[str, Any]) -> None:
     rows, heads, group, dim = (448, 4, 7, 128) if not place.quick else (1, 2, 2, 16)
     small = place.sized(208, 33), RKV(budget=place.sized(64, 8), window=place.sized(128, 16))
     large = place.sized(1168, 50), RKV(budget=place.sized(1024, 20), window=place.sized(128, 8))
-    for name, dtype in DTYPES.items():
+    for name, dtype in dtypes(place).items():
         for length, evictor in (small, large):
             made = torch.Generator(place.device).manual_seed(0)
             shape = {"generator": made, "device": place.device}
@@ -142,7 +147,7 @@ def moves_by_kernels(place: Place, seen: dict[str, Any]) -> None:
     source = torch.arange(pairs) * slots + slots - 1
     target = torch.arange(pairs) * slots + torch.randint(0, slots - 1, (pairs,), generator=made)
     kept, source, target = (t.to(place.device) for t in (kept, source, target))
-    for name, dtype in DTYPES.items():
+    for name, dtype in dtypes(place).items():
         values = torch.randn(pairs, slots, dim, generator=made).to(place.device, dtype)
 
         def compacted(values: Tensor = values) -> Tensor:
@@ -171,7 +176,7 @@ def statistics_by_kernels(place: Place, seen: dict[str, Any]) -> None:
     ready(place)
     vocab = place.sized(152064, 700)
     for rows in (place.sized(16, 2), place.sized(256, 3)):
-        for name, dtype in DTYPES.items():
+        for name, dtype in dtypes(place).items():
             made = torch.Generator().manual_seed(rows)
             logits = (3 * torch.randn(rows, vocab, generator=made)).to(place.device, dtype)
             uniform = torch.rand(rows, generator=made, dtype=torch.float64).to(place.device)
