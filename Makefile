@@ -1,11 +1,13 @@
 # `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm,
 # `make test-lm-eval` in .venv-lm-eval, `make test-kvpress` in .venv-kvpress, `make docs` in .venv-docs.
-# `make test-browser` adds playwright to .venv and drives a Chromium that is installed already.
+# `make test-browser` adds playwright to .venv and drives a Chromium that is installed already;
+# `make test-kernels` adds triton to .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.ready-browser
+KERNELS_READY := $(VENV)/.ready-kernels
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
@@ -20,8 +22,8 @@ DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_READY := $(DOCS_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-docs demo test test-browser test-vllm \
-	test-lm-eval test-kvpress lint types check docs bench clean
+.PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-docs demo test test-browser test-kernels \
+	test-vllm test-lm-eval test-kvpress lint types check docs bench clean
 
 setup: $(READY)
 
@@ -82,6 +84,14 @@ $(BROWSER_READY): $(READY)
 
 test-browser: $(BROWSER_READY)
 	$(BIN)/python -m pytest -n 2 tests/browser
+
+$(KERNELS_READY): $(READY)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[kernels]'
+	touch $(KERNELS_READY)
+
+# Triton interprets kernels on the CPU only if it is told so before it is imported.
+test-kernels: $(KERNELS_READY)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
 
 # Processes hold their engines until they end, so a file's tests stay in one of them; the files that
 # take longest are begun first.

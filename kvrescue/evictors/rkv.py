@@ -66,17 +66,15 @@ class RKV(Evictor):
         Raises `EvictorError` when the slice holds no entry before the window.
         """
         from kvrescue.evictors import tensors as ops
-        from kvrescue.evictors._redundancy import redundancy
+        from kvrescue.evictors._rkv_scores import rkv_scores
 
-        past = ops.past_length(self.kind, kv, self.window)
-
-        def score_pairs(keys: Tensor, queries: Tensor, positions: Tensor | None) -> Tensor:
-            seen = ops.importance(keys, queries, positions, past)
-            seen = ops.pool(seen, self.kernel_size, "max")
-            again = redundancy(keys, self.similarity_threshold)[:, :past]
-            return seen.mul(self.lam).sub_(again, alpha=1.0 - self.lam)
-
-        return ops.score_rows(kv, past, score_pairs)
+        return rkv_scores(
+            kv,
+            past=ops.past_length(self.kind, kv, self.window),
+            kernel_size=self.kernel_size,
+            lam=self.lam,
+            threshold=self.similarity_threshold,
+        )
 
     def tracker(self) -> ScoreTracker | None:
         """Scores in O(n * dim) per head while the cache only changes by a few entries."""

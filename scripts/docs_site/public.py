@@ -70,6 +70,11 @@ ROOMS: Final[Mapping[str, Room]] = {
             "kvrescue.evictors.tracking",
         ),
     ),
+    "kernels": Room(
+        "Kernels",
+        "Whether Triton kernels are used.",
+        ("kvrescue.kernels",),
+    ),
     "detectors": Room(
         "Detectors",
         "What aborts degenerate candidates.",

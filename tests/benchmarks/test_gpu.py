@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--dry-run"]
     ended = subprocess.run([*command, "--out", str(out), *arguments], cwd=ROOT, timeout=300)
     return ended.returncode, json.loads((out / "report.json").read_text())
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvrescue.engine.moves import move_at
 from kvrescue.errors import ConfigError
 
 __all__ = ["LAYOUTS", "FusedHeadLayout", "Layout", "QueryRing", "TransposedKeyLayout", "capture"]
@@ -55,7 +56,7 @@ class FusedHeadLayout:
         return _in_rows(found, blocks)
 
     def move(self, cache: Tensor, source: Entries, target: Entries) -> None:
-        cache[target] = cache[source]
+        move_at(cache, source, target)
 
 
 class TransposedKeyLayout:

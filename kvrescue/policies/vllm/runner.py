@@ -46,7 +46,7 @@ class EntropyMixin:
         if state is not None:
             self._after_forward(state.logits)
             if state.logits is not None:
-                self._entropies = entropy(state.logits.float())
+                self._entropies = entropy(state.logits)
                 self._rows = list(self.input_batch.req_ids)
         return output
 

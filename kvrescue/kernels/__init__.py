@@ -1,0 +1,141 @@
+"""Triton kernels, and whether they are used.
+
+Each kernel computes what a torch function computes. That function stays the reference, and calls
+the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move` and `move_at`, and
+`engine.sampler.token_statistics`.
+
+`KVRESCUE_KERNELS` chooses: `auto` (the default) takes kernels on CUDA devices where Triton works,
+`off` never, and with `on` it is an error where there are none. On the CPU Triton interprets kernels
+if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
+
+Importing this package imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
+
+from kvrescue.errors import ConfigError, DependencyError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ENVIRONMENT", "Choice", "available", "interpreted", "using"]
+
+ENVIRONMENT: Final = "KVRESCUE_KERNELS"
+"""The environment variable that chooses."""
+Choice: TypeAlias = Literal["auto", "on", "off"]
+"""What it may be."""
+
+_OLDEST: Final = (8, 0)  # compute capability; what the kernels are compiled for in tests
+
+_chosen: Choice | None = None
+
+
+@contextlib.contextmanager
+def using(choice: Choice) -> Iterator[None]:
+    """Within the block, and in the whole process, `choice` counts instead of the environment.
+
+    Raises:
+        ConfigError: `choice` is unknown.
+    """
+    global _chosen
+    before, _chosen = _chosen, _checked("using", choice)
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU instead of compiling them."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def available(device: torch.device) -> bool:
+    """Whether kernels are to be used for tensors on `device`.
+
+    Raises:
+        DependencyError: kernels are chosen with `on`, and triton is missing or does not work here.
+        ConfigError: they are chosen for a device that has none, or the choice is unknown.
+    """
+    choice = _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+    if choice == "off" or (choice == "auto" and device.type != "cuda"):
+        return False
+    why = _obstacle(device.type, device.index)
+    if why is None:
+        return True
+    if choice == "on":
+        raise why
+    return False
+
+
+@functools.cache
+def _obstacle(kind: str, index: int | None) -> DependencyError | ConfigError | None:
+    """Why there are no kernels on a device; None where there are."""
+    if importlib.util.find_spec("triton") is None:
+        return DependencyError(
+            f"{ENVIRONMENT}=on: triton is not installed; pip install 'kvrescue[kernels]' (torch "
+            f"for CUDA brings it), or set {ENVIRONMENT}=auto"
+        )
+    if kind == "cpu":
+        if interpreted():
+            return None
+        return ConfigError(
+            f"{ENVIRONMENT}=on: a tensor is on the CPU, where kernels are only interpreted; set "
+            f"TRITON_INTERPRET=1 before Python starts, or {ENVIRONMENT}=auto"
+        )
+    if kind != "cuda":
+        return ConfigError(
+            f"{ENVIRONMENT}=on: a tensor is on a {kind!r} device; kernels are for CUDA: set "
+            f"{ENVIRONMENT}=auto"
+        )
+    return _obstacle_on_cuda(index)
+
+
+def _obstacle_on_cuda(index: int | None) -> DependencyError | None:
+    import torch
+
+    device = torch.device("cuda" if index is None else f"cuda:{index}")
+    major, minor = torch.cuda.get_device_capability(device)
+    if torch.version.hip is not None or (major, minor) < _OLDEST:
+        return DependencyError(
+            f"{ENVIRONMENT}=on: {torch.cuda.get_device_name(device)} (compute capability "
+            f"{major}.{minor}) is none of the NVIDIA GPUs from {_OLDEST[0]}.{_OLDEST[1]} on that "
+            f"kernels are made for; set {ENVIRONMENT}=auto"
+        )
+    try:
+        _try(device)
+    except Exception as error:  # a missing compiler, a driver that is too old, ...
+        text = f"Triton does not work on {device}: {type(error).__name__}: {error}"
+        warnings.warn(f"{text}; kvrescue computes with torch instead", RuntimeWarning, stacklevel=2)
+        found = DependencyError(f"{ENVIRONMENT}=on: {text}; set {ENVIRONMENT}=off")
+        found.__cause__ = error
+        return found
+    return None
+
+
+def _try(device: torch.device) -> None:
+    """Compile and run a small kernel. Raises whatever is wrong."""
+    import torch
+
+    from kvrescue.kernels.compaction import move
+
+    values = torch.tensor([[1.0], [2.0]], device=device)
+    source, target = torch.tensor([[1], [0]], device=device)
+    move(values, source, target)
+    if values.tolist() != [[2.0], [2.0]]:
+        raise RuntimeError(f"a kernel that copies 2.0 over 1.0 left {values.tolist()}")
+
+
+def _checked(where: str, choice: str) -> Choice:
+    known = next((name for name in get_args(Choice) if name == choice), None)
+    if known is not None:
+        return cast("Choice", known)
+    raise ConfigError(f"{where} = {choice!r}{nearest(choice, get_args(Choice))}")

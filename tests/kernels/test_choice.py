@@ -1,0 +1,150 @@
+"""Which of torch and kernels is used; these tests need no triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kvrescue import kernels
+from kvrescue.engine.moves import compact, move
+from kvrescue.engine.sampler import token_statistics
+from kvrescue.errors import ConfigError, DependencyError
+from kvrescue.evictors import RKV, KVSlice
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is known of devices is found out anew, before and after."""
+    monkeypatch.delenv(kernels.ENVIRONMENT, raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    kernels._obstacle.cache_clear()
+    yield
+    kernels._obstacle.cache_clear()
+
+
+@pytest.fixture
+def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
+    )
+
+
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+
+def use_everything() -> None:
+    """Every function that knows a kernel."""
+    made = torch.Generator().manual_seed(1)
+    keys, queries = torch.randn(2, 2, 2, 30, 8, generator=made)
+    RKV(budget=4, window=8).score(KVSlice(keys, queries[:, :, :8]))
+    token_statistics(torch.randn(3, 20, generator=made))
+    values = torch.randn(3, 5, 2, generator=made)
+    compact(values, torch.tensor([[1, 3]] * 3))
+    move(values[0], torch.tensor([4]), torch.tensor([0]))
+
+
+def test_a_cpu_computes_with_torch() -> None:
+    """In a fresh process: not even an installed triton is imported."""
+    code = (
+        "import sys\n"
+        "from tests.kernels.test_choice import use_everything\n"
+        "use_everything()\n"
+        "assert 'triton' not in sys.modules, 'triton was imported'\n"
+        "assert not [m for m in sys.modules if m.startswith('kvrescue.kernels.')]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_off_and_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not kernels.available(CPU)
+    for choice in ("", "auto", "off"):
+        monkeypatch.setenv(kernels.ENVIRONMENT, choice)
+        assert not kernels.available(CPU)
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everything()
+    assert not kernels.available(CUDA)
+    monkeypatch.setenv(kernels.ENVIRONMENT, "on")
+    for device in (CPU, CUDA):
+        with pytest.raises(DependencyError, match=r"KVRESCUE_KERNELS=on.*kvrescue\[kernels\]"):
+            kernels.available(device)
+    with pytest.raises(DependencyError):
+        use_everything()
+
+
+@pytest.mark.usefixtures("with_triton")
+def test_on_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.ENVIRONMENT, "on")
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1 before Python starts"):
+        kernels.available(CPU)
+    with pytest.raises(ConfigError, match="'mps' device"):
+        kernels.available(torch.device("mps"))
+
+
+@pytest.mark.usefixtures("with_triton")
+def test_interpreted_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not kernels.available(CPU)
+    with kernels.using("on"):
+        assert kernels.available(CPU)
+        with kernels.using("off"):
+            assert not kernels.available(CPU)
+        assert kernels.available(CPU)
+    assert not kernels.available(CPU)
+
+
+@pytest.mark.usefixtures("with_triton")
+class TestCUDA:
+    """On a device that is made up."""
+
+    @pytest.fixture(autouse=True)
+    def device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+
+    def test_chosen_where_a_kernel_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[torch.device] = []
+        monkeypatch.setattr(kernels, "_try", tried.append)
+        assert kernels.available(CUDA)
+        assert kernels.available(CUDA)
+        assert tried == [CUDA]
+        with kernels.using("off"):
+            assert not kernels.available(CUDA)
+
+    def test_what_does_not_run_is_told_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(device: torch.device) -> None:
+            raise RuntimeError("Failed to find C compiler")
+
+        monkeypatch.setattr(kernels, "_try", fails)
+        with pytest.warns(RuntimeWarning, match=r"C compiler; kvrescue computes with torch"):
+            assert not kernels.available(CUDA)
+        assert not kernels.available(CUDA)
+        with kernels.using("on"), pytest.raises(DependencyError, match="C compiler") as caught:
+            kernels.available(CUDA)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+    def test_too_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert not kernels.available(CUDA)
+        with kernels.using("on"), pytest.raises(DependencyError, match=r"capability 7\.5"):
+            kernels.available(CUDA)
+
+
+def test_unknown_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.ENVIRONMENT, "auot")
+    with pytest.raises(ConfigError, match="KVRESCUE_KERNELS = 'auot'; did you mean 'auto'"):
+        kernels.available(CPU)
+    with pytest.raises(ConfigError, match="'yes'; valid: auto, off, on"), kernels.using("yes"):  # type: ignore[arg-type]
+        pass
