@@ -1,18 +1,19 @@
 """alpha of the paper's Appendix D: what eviction costs per token, in attention passes.
 
 Eq. 13 charges an evicted token C_dense + (1 + alpha) C_attn(B'): alpha is the time that the evictor
-takes for one token over the time of the attention of one token over the B' = budget + window entries
-of its cache, both summed over layers and heads. The paper finds 2.9 for R-KV on its hardware.
+takes for one token over the time of the attention of one token over the B' = budget + window
+entries of its cache, both summed over layers and heads. The paper finds 2.9 for R-KV.
 
 Here both are measured side by side on the engine's own cache, with the geometry of a model but
 without its weights: attention is what `slot_attention` does for one new token per row, without
 writing the cache; eviction is all that `Eviction.fire` does (scores, choice, moving entries and the
-tracker's memory), divided by the interval, because it fires once per interval. A turn does both for
-one cache; sides take turns; the median over turns of the ratio is reported. CPU time of the process
-counts, not the clock on the wall. Keys share a mean, as a model's do, so that most entries have a
-match; `--apart` takes keys without one, R-KV's worst case.
+tracker's memory), divided by the interval, because it fires once per interval. Not counted: that an
+evicted row also notes the positions, order and queries of its new entries. A turn does both for one
+cache, in alternation; sides take turns; the median over turns of the ratio is reported. CPU time of
+the process counts, not the clock on the wall. Keys share a mean, as a model's do, so that most
+entries have a match; `--apart` takes keys without one, R-KV's worst case.
 
-Run: OMP_NUM_THREADS=1 python -m benchmarks.alpha [--evictors rkv snapkv] [--shape smollm2] [--turns 7]
+Run: OMP_NUM_THREADS=1 python -m benchmarks.alpha [--evictors rkv snapkv] [--shape smollm2]
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def measure(
     intervals: Sequence[int] = INTERVALS,
     budgets: Sequence[int] = BUDGETS,
     shape: str = "smollm2",
-    rows: int = 8,
+    rows: int = 16,
     turns: int = 7,
     common: float = 1.5,
 ) -> list[dict[str, Any]]:
@@ -154,14 +155,13 @@ def measure(
         seen: dict[tuple[str, int], list[tuple[float, float]]] = {side: [] for side in caches}
         for _ in range(turns):
             for side, cache in caches.items():
-                attention = min(cache.attend() for _ in range(2))
-                # A short interval's firings are many: as many tokens as one of 16 takes at least.
-                fired = 0.0
-                count = max(1, 4 // cache.interval)
-                for _ in range(count):
+                # As in a decode step, both read a cache that others have pushed out of the CPU's.
+                attention, fired = [], []
+                for _ in range(max(1, 4 // cache.interval)):
+                    attention.append(cache.attend())
                     cache.append(cache.interval)
-                    fired += cache.fire()
-                seen[side].append((attention, fired / count / cache.interval))
+                    fired.append(cache.fire() / cache.interval)
+                seen[side].append((statistics.fmean(attention), statistics.fmean(fired)))
         for (kind, interval), values in seen.items():
             attention, eviction = (statistics.median(v[i] for v in values) for i in (0, 1))
             found.append(
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--intervals", nargs="+", type=int, default=list(INTERVALS))
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--shape", choices=list(SHAPES), default="smollm2")
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--json", action="store_true")

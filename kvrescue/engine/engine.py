@@ -44,11 +44,12 @@ class Engine:
         pieces: TokenText | None = None,
         eos: frozenset[int] = frozenset(),
         max_live_rows: int = 1024,
+        graphs: bool | None = None,
     ) -> None:
         self.adapter = adapter
         self.pieces = pieces
         self.eos = eos
-        self.runner = Runner(adapter, evictor)
+        self.runner = Runner(adapter, evictor, graphs)
         self.evictor = self.runner.evictor
         self.parked = ParkedRows(self.runner)
         self.live = LiveRows(self.runner, self.parked, max_live_rows)

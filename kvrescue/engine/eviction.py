@@ -23,7 +23,7 @@ from kvrescue.evictors.tracking import TrackedCache
 __all__ = ["Eviction"]
 
 _FEW = 4  # up to 1 / _FEW of what stays may leave by single moves
-_PIECE_BYTES = {"cpu": 32 << 20}  # of keys handled at once; bounds the temporary memory
+_PIECE_BYTES = {"cpu": 64 << 20}  # of keys handled at once; bounds the temporary memory
 _PIECE_BYTES_ACCELERATOR = 1 << 30
 
 

@@ -25,20 +25,31 @@ SEEN = "seen"
 """Name of the state: [observation] float32 per entry."""
 
 
-def observe(cache: TrackedCache, logits: Tensor) -> None:
-    """Remember logits [pairs, n, group, observed] of the newest queries, not yet scaled.
+def observe(cache: TrackedCache, products: Tensor, window: int) -> None:
+    """Remember what the newest queries say: the last columns of `products` [pairs, n, columns] are
+    their products with the keys, query head by query head.
 
-    The state is a ring over the queries; their mean does not ask which one is the oldest.
+    The state is a ring over the queries; their mean does not ask which one is the oldest. An entry
+    is scored once `window` newer ones came, and only the last `observation` queries count then:
+    what earlier ones say of it is not needed.
     """
-    seen = cache.state[SEEN]
-    rows, heads, length, ring = seen.shape
-    observed, dim = logits.shape[3], cache.keys.shape[3]
+    pairs, length, columns = products.shape
+    observed, heads = cache.queries.shape[2], cache.order.shape[1]
+    group = cache.queries.shape[1] // heads
+    if observed == 0:
+        return
+    ring = cache.state[SEEN].shape[3]
+    seen = cache.state[SEEN].flatten(0, 1).view(pairs, length * ring)
+    soon = cache.order.flatten(0, 1)[:, : length - window + ring - 1]
+    said = ops.rows_at(products, soon)[:, :, columns - group * observed :]
+    said = said.unflatten(2, (group, observed))
     # One by one: a CPU reduces a short inner axis slowly.
-    largest = functools.reduce(torch.maximum, logits.unbind(2)) * (1.0 / math.sqrt(dim))
-    largest = largest.view(rows, heads, length, observed)
+    largest = functools.reduce(torch.maximum, said.unbind(2))
     places = cache.logical[:, None] - observed + torch.arange(observed, device=seen.device)
-    index = (places % ring)[:, None, None, :].expand(-1, heads, length, -1)
-    seen.scatter_(3, index, largest)
+    places = (places % ring).repeat_interleave(heads, 0)
+    index = (soon * ring).unsqueeze(2) + places.unsqueeze(1)
+    scale = 1.0 / math.sqrt(cache.keys.shape[3])
+    seen.scatter_(1, index.flatten(1), largest.mul(scale).flatten(1))
 
 
 def observed_importance(seen: Tensor, scored: Tensor) -> Tensor:

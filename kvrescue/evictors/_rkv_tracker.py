@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kvrescue.evictors import tensors as ops
-from kvrescue.evictors._redundancy import EPSILON, last_above, last_matches, pending_rows
 from kvrescue.evictors._observed import SEEN, observe, observed_importance
+from kvrescue.evictors._redundancy import EPSILON, last_above, last_matches, pending_rows
 from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache, renamed
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class RKVTracker(ScoreTracker):
             state["match"][:] = matches.entry.view(*lead, length)
             state["similarity"][:] = matches.similarity.view(*lead, length)
         queries = cache.query_pairs()
-        logits = torch.bmm(keys, queries.flatten(1, 2).mT)
-        observe(cache, logits.view(len(keys), length, *queries.shape[1:3]))
+        observe(cache, torch.bmm(keys, queries.flatten(1, 2).mT), self.window)
 
     def score(self, cache: TrackedCache) -> Tensor:
         keys, order = cache.keys.flatten(0, 1), cache.order.flatten(0, 1)
@@ -79,7 +78,6 @@ class RKVTracker(ScoreTracker):
         state["total"] += fresh.sum(1)
 
         queries = cache.query_pairs()
-        group, observed = queries.shape[1:3]
         right = torch.cat((state["total"].unsqueeze(1), fresh, queries.flatten(1, 2)), dim=1)
         products = torch.bmm(keys, right.mT)  # the one pass over the keys; faster with them first
         # Less |u|^2 = (1 - x)^2 with x = 1e-8 / (|k| + 1e-8); its 1 is all the same to a softmax.
@@ -92,7 +90,7 @@ class RKVTracker(ScoreTracker):
             exempted = torch.where(match < 0, order[:, :1], match)
             sums.scatter_add_(1, exempted, -state["similarity"])
         again = torch.softmax(sums.div_(length), dim=-1)
-        observe(cache, products[:, :, 1 + new :].view(pairs, length, group, observed))
+        observe(cache, products, self.window)
 
         scored = order[:, :past]
         seen = ops.pool(observed_importance(state[SEEN], scored), self.kernel_size, "max")
@@ -102,9 +100,8 @@ class RKVTracker(ScoreTracker):
 
     def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
         state, dim = cache.state, cache.keys.shape[3]
-        gone = cache.keys.gather(2, slots.unsqueeze(3).expand(-1, -1, -1, dim))
-        units = gone.mul_(state["inverse"].gather(2, slots).unsqueeze(3))
-        state["total"] -= units.sum(2)
+        gone = ops.rows_at(cache.keys.flatten(0, 1), slots.flatten(0, 1)).view(*slots.shape, dim)
+        state["total"] -= gone.mul_(state["inverse"].gather(2, slots).unsqueeze(3)).sum(2)
         if self.threshold is None:
             return
         match = state["match"]

@@ -46,6 +46,4 @@ class SnapKVTracker(ScoreTracker):
 
     def _observe(self, cache: TrackedCache) -> None:
         keys, queries = cache.keys.flatten(0, 1), cache.query_pairs()
-        if queries.shape[2]:
-            logits = torch.bmm(keys, queries.flatten(1, 2).mT)
-            observe(cache, logits.view(*keys.shape[:2], *queries.shape[1:3]))
+        observe(cache, torch.bmm(keys, queries.flatten(1, 2).mT), self.window)

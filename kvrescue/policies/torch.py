@@ -37,6 +37,7 @@ class TorchPolicy(LocalPolicy):
         max_live_rows: int = 1024,
         device: str | None = None,
         dtype: DType = "auto",
+        graphs: bool | None = None,
     ) -> None:
         check_evictor(evictor)
         checkpoint = resolve(model)
@@ -52,6 +53,7 @@ class TorchPolicy(LocalPolicy):
             pieces=self.pieces,
             eos=self._eos(adapter.generation_eos),
             max_live_rows=max_live_rows,
+            graphs=graphs,
         )
 
     async def open_watched(self, question: Question, name: str, watch: Watch) -> EngineView:
