@@ -34,7 +34,11 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs one model for any number of concurrent trajectories on one event loop."""
+    """Runs one model for any number of concurrent trajectories on one event loop.
+
+    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`); None where it is possible.
+    Raises ConfigError for graphs that cannot be had.
+    """
 
     def __init__(
         self,

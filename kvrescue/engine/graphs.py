@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.slots import KVShape, SlotStore
-from kvrescue.errors import ConfigError
+from kvrescue.errors import ConfigError, PolicyError
 
 __all__ = ["CudaGraphs", "GraphAPI", "GraphedDecoder", "StaticBatch", "graphs_for"]
 
@@ -59,7 +59,7 @@ class CudaGraphs:
                 work()  # libraries set themselves up outside of a graph
             current.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 work()
             self._pool = graph.pool() if self._pool is None else self._pool
         replay: Callable[[], None] = graph.replay
@@ -136,7 +136,10 @@ class GraphedDecoder:
     @torch.no_grad()
     def step(self, store: SlotStore, tokens: np.ndarray) -> Tensor | None:
         """Feed `tokens` [live] to the first rows; hidden states [live, 1, hidden], which the next
-        step overwrites. None where the device cannot capture: nothing has happened then."""
+        step overwrites. None where the device cannot capture: nothing has happened then.
+
+        Raises PolicyError there when graphs are `required`.
+        """
         if self._given_up:
             return None
         live = len(tokens)
@@ -156,7 +159,10 @@ class GraphedDecoder:
                 found = self._steps[rows, stop] = self._capture(batch)
             except RuntimeError as error:
                 if self.required:
-                    raise
+                    raise PolicyError(
+                        f"{self.adapter.name}: graphs = True: decode steps cannot be captured: "
+                        f"{error}; leave it out"
+                    ) from error
                 self._given_up = True
                 _log.warning("decode steps of %s are not captured: %s", self.adapter.name, error)
                 return None

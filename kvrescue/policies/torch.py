@@ -22,7 +22,9 @@ class TorchPolicy(LocalPolicy):
 
     `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
-    "raw" encodes it as it is. Raises ModelLoadError.
+    "raw" encodes it as it is. `graphs` True decodes from CUDA graphs, False does not, None does on
+    CUDA where the model and the evictor allow it. Raises ModelLoadError, and ConfigError for graphs
+    that cannot be had.
     """
 
     @checked_by(TorchPolicySpec, but=["evictor"])

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.graphs import MOST, GraphedDecoder, StaticBatch, rows_bucket, width_bucket
-from kvrescue.errors import ConfigError
+from kvrescue.errors import ConfigError, PolicyError
 from kvrescue.evictors import RKV, Evictor, SnapKV
 from kvrescue.policies.base import Sampling
 from kvrescue.types import StopReason
@@ -182,7 +182,7 @@ def test_a_device_that_cannot_capture_decodes_step_by_step(
     ]
     engine = engine_for(shared_model(), EVICTORS[1])
     engine.runner.graphs = GraphedDecoder(engine.adapter, Refuses(), required=True)
-    with pytest.raises(RuntimeError, match="not permitted"):
+    with pytest.raises(PolicyError, match=r"cannot be captured: .*not permitted.*leave it out"):
         candidates(engine, [22], 2, 8)
 
 
