@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.checks import Place, check, compare, greedy, questions, require
+from benchmarks.gpu.checks import NotHereError, Place, check, compare, greedy, questions, require
 from kvrescue import Question, Rescue, Sampling
 from kvrescue.evaluation.bill import bills
 from kvrescue.evictors import RKV, RandomEviction, SnapKV, StreamingLLM
@@ -137,3 +137,38 @@ def torch_eviction_cost(place: Place, seen: dict[str, Any]) -> None:
     base = seen["no eviction"]["ms_per_step"]
     for row in seen.values():
         row["added"] = round(row["ms_per_step"] / base - 1, 3)
+
+
+@check("torch")
+def captured_steps_equal_eager_ones(place: Place, seen: dict[str, Any]) -> None:
+    """CUDA graphs: the same greedy output in float32, and how much faster a step is."""
+    if place.device == "cpu":
+        raise NotHereError("a CPU captures no graphs")
+    from benchmarks.decode_overheads import TEXT, decode
+
+    for evictor in (None, RKV(**NARROW), SnapKV(**NARROW, interval=16)):
+        captured, eager = (
+            TorchPolicy(
+                place.model, evictor=evictor, device=place.device, dtype="float32", graphs=graphs
+            )
+            for graphs in (True, False)
+        )
+        found = asyncio.run(compare(captured, eager, place.sized(64, 24), place.sized(6, 2)))
+        name = f"{evictor.kind}, interval {evictor.interval}" if evictor else "full context"
+        seen[name] = found
+        require(found["entropy_difference_largest"] < 1e-3, f"{name}: entropies differ")
+    size = {"budget": 64, "window": 128}
+    for name, wide in (("full", None), ("rkv, interval 16", RKV(**size, interval=16))):
+        milliseconds = {}
+        for graphs in (True, False):
+            policy = TorchPolicy(place.model, evictor=wide, device=place.device, graphs=graphs)
+            policy.engine.eos = frozenset()
+            ids = [int(t) for t in policy.tokenizer.encode(TEXT * 24)]
+            prompt = ids[: 192 if wide is None else 320]
+            turns = [asyncio.run(decode(policy, prompt, 50, ())) for _ in range(3)]
+            milliseconds[graphs] = 1000 * statistics.median(turns[1:])
+        seen[f"{name}, 64 rows"] = {
+            "captured_ms": round(milliseconds[True], 2),
+            "eager_ms": round(milliseconds[False], 2),
+            "captured_is_faster_by": round(milliseconds[False] / milliseconds[True], 2),
+        }

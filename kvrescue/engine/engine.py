@@ -34,7 +34,11 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs one model for any number of concurrent trajectories on one event loop."""
+    """Runs one model for any number of concurrent trajectories on one event loop.
+
+    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`); None where it is possible.
+    Raises ConfigError for graphs that cannot be had.
+    """
 
     def __init__(
         self,
@@ -44,11 +48,12 @@ class Engine:
         pieces: TokenText | None = None,
         eos: frozenset[int] = frozenset(),
         max_live_rows: int = 1024,
+        graphs: bool | None = None,
     ) -> None:
         self.adapter = adapter
         self.pieces = pieces
         self.eos = eos
-        self.runner = Runner(adapter, evictor)
+        self.runner = Runner(adapter, evictor, graphs)
         self.evictor = self.runner.evictor
         self.parked = ParkedRows(self.runner)
         self.live = LiveRows(self.runner, self.parked, max_live_rows)

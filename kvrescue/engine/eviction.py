@@ -18,13 +18,13 @@ from torch import Tensor
 from kvrescue.engine.moves import compact, move
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
-from kvrescue.evictors.selection import choose, named
+from kvrescue.evictors.selection import leaving, named
 from kvrescue.evictors.tracking import TrackedCache
 
 __all__ = ["Eviction"]
 
 _FEW = 4  # up to 1 / _FEW of what stays may leave by single moves
-_PIECE_BYTES = {"cpu": 32 << 20}  # of keys handled at once; bounds the temporary memory
+_PIECE_BYTES = {"cpu": 64 << 20}  # of keys handled at once; bounds the temporary memory
 _PIECE_BYTES_ACCELERATOR = 1 << 30
 
 
@@ -58,6 +58,8 @@ class Eviction:
 
     def _evict(self, store: SlotStore, rows: slice, length: int, kept: int, seen: int) -> None:
         few = (length - kept) * _FEW <= kept
+        # What came since the last time lies behind the new end, in temporal order, and stays.
+        newest = length - kept <= self.evictor.window
         tracked = int(store.tracked[rows.start])
         prefix = int(store.prefix[rows.start])
         if self.tracker and few:
@@ -71,16 +73,20 @@ class Eviction:
             kv = KVSlice(keys=cache.keys, queries=cache.queries)
             with named(self.evictor):
                 scores = self.tracker.score(cache)
-            ranks = choose(self.evictor, kv, scores, prefix)
-            slots, renamed = _rename(cache.order, ranks)
+            gone = leaving(self.evictor, kv, scores, prefix)
+            slots, sources = _places(cache.order, gone, newest)
             with named(self.evictor):
-                self.tracker.drop(cache, slots, renamed)
-            _move(store, rows, ranks, renamed)
+                self.tracker.drop(cache, slots, sources)
+            _replace(store, rows, slots, sources)
+            _forget(cache.order, gone, slots, sources, newest)
             return
         ranks = self.evictor.select(self._slice(store, rows, length, prefix, seen))
         if few:
-            _, renamed = _rename(_order(store, rows, length), ranks)
-            _move(store, rows, ranks, renamed)
+            gone = _missing(ranks, length)
+            order = _order(store, rows, length)
+            slots, sources = _places(order, gone, newest)
+            _replace(store, rows, slots, sources)
+            _forget(order, gone, slots, sources, newest)
             return
         _compact(store, rows, ranks, length)
         if self.tracker:
@@ -171,38 +177,59 @@ def _order(store: SlotStore, rows: slice, length: int) -> Tensor:
     return store.entries["order"][rows, :, :, :length].flatten(0, 1)
 
 
-def _rename(order: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
-    """From kept ranks to the dropped slots [rows*layers, kv_heads, dropped], ascending, and where
-    each slot's entry will lie [rows*layers, kv_heads, length] (-1: it leaves)."""
-    lead, length, kept = ranks.shape[:2], order.shape[2], ranks.shape[2]
-    if length - kept == 1:  # the one rank that is missing from 0 .. length-1
-        slots = order.gather(2, length * (length - 1) // 2 - ranks.sum(-1, keepdim=True))
-    else:
-        stays = torch.zeros(*lead, length, dtype=torch.bool, device=ranks.device)
-        stays.scatter_(2, order.gather(2, ranks), True)
-        slots = stays.logical_not().nonzero()[:, 2].view(*lead, length - kept)
-    renamed = torch.arange(length, device=ranks.device).repeat(*lead, 1)
-    renamed.scatter_(2, slots, -1)
-    # The entries of the last slots that stay go to the freed slots before them, in order. As many
-    # last slots are freed themselves: those pair up with one another behind the new end.
-    tail = renamed[:, :, kept:]
-    sources = torch.argsort((tail < 0).to(torch.int8), dim=2, stable=True) + kept
-    renamed.scatter_(2, sources, torch.where(renamed.gather(2, sources) < 0, -1, slots))
-    return slots, renamed
+def _missing(ranks: Tensor, length: int) -> Tensor:
+    """From the ranks that stay to those that leave [rows*layers, kv_heads, dropped], ascending."""
+    dropped = length - ranks.shape[2]
+    if dropped == 1:  # the one rank that is missing from 0 .. length-1
+        return length * (length - 1) // 2 - ranks.sum(-1, keepdim=True)
+    stays = torch.zeros(*ranks.shape[:2], length, dtype=torch.bool, device=ranks.device)
+    stays.scatter_(2, ranks, True)
+    return stays.logical_not().nonzero()[:, 2].view(*ranks.shape[:2], dropped)
 
 
-def _move(store: SlotStore, rows: slice, ranks: Tensor, renamed: Tensor) -> None:
-    """Move entries from behind the new end to where `renamed` says, and note the order."""
-    kept = ranks.shape[2]
-    target = renamed[:, :, kept:].flatten(0, 1)
-    pair, place = (target >= 0).nonzero(as_tuple=True)
-    base = (pair + rows.start * store.shape.layers * store.shape.kv_heads) * store.capacity
-    source, target = base + place + kept, base + target[pair, place]
+def _places(order: Tensor, gone: Tensor, newest: bool) -> tuple[Tensor, Tensor]:
+    """The slots of the ranks that leave, and for each slot the one whose entry takes its place;
+    itself where it lies behind the new end. Both [rows*layers, kv_heads, dropped].
+
+    `newest`: all that lies behind the new end stays, and is in temporal order.
+    """
+    length, dropped = order.shape[2], gone.shape[2]
+    kept = length - dropped
+    slots = order.gather(2, gone)
+    if newest:
+        return slots, torch.arange(kept, length, device=order.device).expand_as(slots)
+    slots = slots.sort(2).values
+    tail = torch.zeros_like(order, dtype=torch.int8).scatter_(2, slots, 1)[:, :, kept:]
+    return slots, torch.argsort(tail, dim=2, stable=True) + kept
+
+
+def _replace(store: SlotStore, rows: slice, slots: Tensor, sources: Tensor) -> None:
+    """Entries at `sources` move to `slots`."""
+    pairs = slots.shape[0] * slots.shape[1]
+    first = rows.start * store.shape.layers * store.shape.kv_heads
+    base = torch.arange(first, first + pairs, device=slots.device)[:, None] * store.capacity
+    source, target = ((base + places.flatten(0, 1)).flatten() for places in (sources, slots))
     for name, value in store.entries.items():
         if name != "order":
             move(value.view(-1, *value.shape[4:]), source, target)
-    order = _order(store, rows, renamed.shape[2])
-    order[:, :, :kept] = renamed.gather(2, order.gather(2, ranks))
+
+
+def _forget(order: Tensor, gone: Tensor, slots: Tensor, sources: Tensor, newest: bool) -> None:
+    """The order without the ranks in `gone`, and with the new places of what moved."""
+    length, dropped = order.shape[2], gone.shape[2]
+    kept = length - dropped
+    if dropped == 1:
+        rank = torch.arange(kept, device=order.device)
+        left = order.gather(2, rank + (rank >= gone))
+    else:
+        stays = torch.ones_like(order, dtype=torch.bool).scatter_(2, gone, False)
+        left = order.masked_select(stays).view(*order.shape[:2], kept)
+    if newest:
+        left[:, :, kept - dropped :] = slots
+    else:
+        names = torch.arange(length, device=order.device).repeat(*order.shape[:2], 1)
+        left = names.scatter_(2, sources, slots).gather(2, left)
+    order[:, :, :kept] = left
 
 
 def _compact(store: SlotStore, rows: slice, ranks: Tensor, length: int) -> None:

@@ -38,8 +38,8 @@ class LiveRows:
         no forward pass: the parked row knows its logits)."""
         logits: list[Tensor] = []
         if old := len(self.drafts):
-            fed = np.array([[d.token_ids[-1]] for d in self.drafts], dtype=np.int64)
-            hidden = self.runner.forward(self.store, fed, np.ones(old, dtype=np.int64))
+            fed = np.array([d.token_ids[-1] for d in self.drafts], dtype=np.int64)
+            hidden = self.runner.decode(self.store, fed)
             for i in self.runner.sick(self.store, hidden):
                 self._fail(self.drafts[i].group)
             dropped = self.runner.evict(self.store, old)

@@ -39,7 +39,8 @@ def move(values: Tensor, source: Tensor, target: Tensor) -> None:
     Args:
         values: [entries, ...]; a view of the cache.
         source: [count] int64.
-        target: [count] int64; none of them occurs twice, or in `source`.
+        target: [count] int64; none of them occurs twice, or in `source`, but for an entry that
+            stays where it is.
     """
     flat = _flat(values, 1)
     if flat is not None and kernels.available(values.device):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.eviction import Eviction
+from kvrescue.engine.graphs import graphs_for
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import COMPONENT_FAILURES, NonFiniteLogitsError
 from kvrescue.evictors.base import Evictor
@@ -24,7 +25,9 @@ __all__ = ["Runner", "failing", "tell"]
 class Runner:
     """What parked and live rows share: forward passes, eviction and their counters."""
 
-    def __init__(self, adapter: ModelAdapter, evictor: Evictor | None) -> None:
+    def __init__(
+        self, adapter: ModelAdapter, evictor: Evictor | None, graphs: bool | None = None
+    ) -> None:
         self.adapter = adapter
         if evictor is not None and not evictor.bounded:
             evictor = None  # keeping everything is what a store does by itself
@@ -35,6 +38,7 @@ class Runner:
             attention=bool(evictor and evictor.needs_attention),
             tracker=self.eviction.tracker if self.eviction else None,
         )
+        self.graphs = graphs_for(adapter, self.shape, graphs)
         self.tokens_fed = 0
         """Tokens that went through the model, padding not counted."""
 
@@ -54,6 +58,16 @@ class Runner:
         """Hidden states [rows, width, hidden] of right-padded `tokens` [rows, width]."""
         self.tokens_fed += int(counts.sum())
         return self.adapter.forward(store, tokens, counts, branches)
+
+    def decode(self, store: SlotStore, tokens: np.ndarray) -> Tensor:
+        """Hidden states [rows, 1, hidden] of one token per row, `tokens` [rows]; they are read
+        before the next call."""
+        if self.graphs is not None:
+            hidden = self.graphs.step(store, tokens)
+            if hidden is not None:
+                self.tokens_fed += len(tokens)
+                return hidden
+        return self.forward(store, tokens[:, None], np.ones(len(tokens), dtype=np.int64))
 
     def evict(self, store: SlotStore, count: int) -> np.ndarray:
         """Evict from the first `count` rows where due; returns entries dropped per row."""

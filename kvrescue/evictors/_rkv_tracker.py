@@ -8,15 +8,15 @@ queries; everything else is O(n).
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvrescue.evictors import tensors as ops
+from kvrescue.evictors._observed import SEEN, observe, observed_importance
 from kvrescue.evictors._redundancy import EPSILON, last_above, last_matches, pending_rows
-from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache
+from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache, renamed
 
 if TYPE_CHECKING:
     from kvrescue.evictors.rkv import RKV
@@ -25,6 +25,7 @@ __all__ = ["RKVTracker"]
 
 _NONE = -1  # no entry matches: the oldest one is exempted
 _OPEN = -2  # the match has left: search again
+_RECENT = 8  # so many entries before a new one hold its last match nearly always
 
 
 class RKVTracker(ScoreTracker):
@@ -40,10 +41,10 @@ class RKVTracker(ScoreTracker):
     def entry_state(self, head_dim: int) -> dict[str, StateField]:
         fields = {
             "inverse": StateField((), torch.float32),
-            "seen": StateField((self.observation,), torch.float32),
+            SEEN: StateField((self.observation,), torch.float32),
         }
         if self.threshold is not None:
-            fields["match"] = StateField((), torch.int64)
+            fields["match"] = StateField((), torch.int32)
             fields["similarity"] = StateField((), torch.float32)
         return fields
 
@@ -62,9 +63,8 @@ class RKVTracker(ScoreTracker):
             matches = last_matches(unit, self.threshold)
             state["match"][:] = matches.entry.view(*lead, length)
             state["similarity"][:] = matches.similarity.view(*lead, length)
-        queries = _of_pairs(cache)
-        logits = torch.bmm(queries.flatten(1, 2), keys.mT).view(*queries.shape[:3], length)
-        self._observe(cache, logits)
+        queries = cache.query_pairs()
+        observe(cache, torch.bmm(keys, queries.flatten(1, 2).mT), self.window)
 
     def score(self, cache: TrackedCache) -> Tensor:
         keys, order = cache.keys.flatten(0, 1), cache.order.flatten(0, 1)
@@ -77,53 +77,50 @@ class RKVTracker(ScoreTracker):
         fresh = fresh * inverse[:, length - new :, None]
         state["total"] += fresh.sum(1)
 
-        queries = _of_pairs(cache)
-        group, observed = queries.shape[1:3]
-        left = torch.cat((state["total"].unsqueeze(1), fresh, queries.flatten(1, 2)), dim=1)
-        products = torch.bmm(left, keys.mT)  # the one pass over the keys
-        cosines = products[:, : 1 + new].mul_(inverse.unsqueeze(1))
-        sums = cosines[:, 0] - (1.0 - EPSILON * inverse).square_()  # |u| = 1 - 1e-8 / (|k| + 1e-8)
+        queries = cache.query_pairs()
+        right = torch.cat((state["total"].unsqueeze(1), fresh, queries.flatten(1, 2)), dim=1)
+        products = torch.bmm(keys, right.mT)  # the one pass over the keys; faster with them first
+        # Less |u|^2 = (1 - x)^2 with x = 1e-8 / (|k| + 1e-8); its 1 is all the same to a softmax.
+        tiny = inverse * EPSILON
+        sums = torch.addcmul(products[:, :, 0] * inverse, tiny, 2.0 - tiny)
         if self.threshold is not None:
-            _match(state, cosines[:, 1:], keys, order, self.threshold)
-            oldest = order[:, :1]
-            exempted = torch.where(state["match"] < 0, oldest, state["match"])
+            cosines = torch.mul(products[:, :, 1 : 1 + new].mT, inverse.unsqueeze(1))
+            _match(state, cosines.contiguous(), keys, order, self.threshold)
+            match = state["match"]
+            exempted = torch.where(match < 0, order[:, :1], match)
             sums.scatter_add_(1, exempted, -state["similarity"])
         again = torch.softmax(sums.div_(length), dim=-1)
-        self._observe(cache, products[:, 1 + new :].view(pairs, group, observed, length))
+        observe(cache, products, self.window)
 
         scored = order[:, :past]
-        seen = ops.rows_at(state["seen"], scored).mT.contiguous()
-        seen = ops.pool(torch.softmax(seen, dim=-1).mean(1), self.kernel_size, "max")
+        seen = ops.pool(observed_importance(state[SEEN], scored), self.kernel_size, "max")
         out = keys.new_zeros(pairs, length)
         out[:, :past] = seen.mul_(self.lam).sub_(again.gather(1, scored), alpha=1.0 - self.lam)
         return out.view(cache.order.shape)
 
-    def drop(self, cache: TrackedCache, slots: Tensor, renamed: Tensor) -> None:
+    def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
         state, dim = cache.state, cache.keys.shape[3]
-        gone = cache.keys.gather(2, slots.unsqueeze(3).expand(-1, -1, -1, dim))
-        units = gone.mul_(state["inverse"].gather(2, slots).unsqueeze(3))
-        state["total"] -= units.sum(2)
-        if self.threshold is not None:
-            match = state["match"]
-            moved = renamed.gather(2, match.clamp(min=0))
-            # Those without a match exempt the oldest entry: compare anew when that has left.
-            oldest = renamed.gather(2, cache.order[:, :, :1])
-            alone = torch.where(oldest < 0, _OPEN, _NONE)
-            moved = torch.where(moved < 0, _OPEN, moved)
-            match[:] = torch.where(match < 0, torch.where(match == _OPEN, _OPEN, alone), moved)
-
-    def _observe(self, cache: TrackedCache, logits: Tensor) -> None:
-        """Remember logits [pairs, group, observed, n] of the newest queries.
-
-        `seen` is a ring over the queries; their mean does not ask which one is the oldest.
-        """
-        seen = cache.state["seen"]
-        rows, heads, length, ring = seen.shape
-        observed, dim = logits.shape[2], cache.keys.shape[3]
-        largest = logits.amax(1).mul_(1.0 / math.sqrt(dim)).view(rows, heads, observed, length)
-        places = cache.logical[:, None] - observed + torch.arange(observed, device=seen.device)
-        index = (places % ring)[:, None, None, :].expand(-1, heads, length, -1)
-        seen.scatter_(3, index, largest.mT)
+        gone = ops.rows_at(cache.keys.flatten(0, 1), slots.flatten(0, 1)).view(*slots.shape, dim)
+        state["total"] -= gone.mul_(state["inverse"].gather(2, slots).unsqueeze(3)).sum(2)
+        if self.threshold is None:
+            return
+        match = state["match"]
+        # Those without a match exempt the oldest entry: compare anew when that has left.
+        oldest = (slots == cache.order[:, :, :1]).any(2, keepdim=True)
+        alone = oldest & (match == _NONE) if bool(oldest.any()) else None
+        if slots.shape[2] == 1:
+            slots, sources = slots.to(match.dtype), sources.to(match.dtype)
+            opened = match == slots
+            match.add_((match == sources) * (slots - sources))
+        else:
+            names = renamed(match.shape[2], slots, sources).to(match.dtype)
+            moved = names.gather(2, match.clamp(min=0).to(torch.int64))
+            opened = (moved < 0) & (match >= 0)
+            match.copy_(torch.where(match < 0, match, moved))
+        if alone is not None:
+            opened |= alone
+        if bool(opened.any()):
+            match.masked_fill_(opened, _OPEN)
 
 
 def _match(
@@ -134,22 +131,35 @@ def _match(
     new, length = block.shape[1:]
     start = length - new
     block[:, :, start:].diagonal(dim1=1, dim2=2).zero_()
-    over = block > threshold
     match[:, start:] = _OPEN
     for i in range(new):  # oldest first: the last match stays
-        match.masked_fill_(over[:, i], start + i)
-        similarity.copy_(torch.where(over[:, i], block[:, i], similarity))
-    # A new entry without a newer match looks back among all.
-    back = block.gather(2, order.unsqueeze(1).expand(-1, new, -1))
-    rank, value = last_above(back, threshold)
-    found = torch.where(rank < 0, _NONE, order.gather(1, rank.clamp(min=0)))
+        # Arithmetic with ones and zeros, which is exact and, on a CPU, faster than a choice.
+        over = (block[:, i] > threshold).to(torch.float32)
+        rest = 1.0 - over
+        match.mul_(rest.to(match.dtype)).add_(over.to(match.dtype), alpha=start + i)
+        similarity.mul_(rest).add_(over.mul_(block[:, i]))
+    # A new entry without a newer match looks back, at first among the newest.
+    newest = order[:, max(0, start - _RECENT) :]
+    found, value = _look_back(block, newest, threshold)
     still = match[:, start:] == _OPEN
-    match[:, start:] = torch.where(still, found, match[:, start:])
+    lonely = still & (found < 0)
+    if bool(lonely.any()):
+        index = lonely.any(1).nonzero().squeeze(1)
+        found[index], value[index] = _look_back(block[index], order[index], threshold)
+    match[:, start:] = torch.where(still, found.to(match.dtype), match[:, start:])
     similarity[:, start:] = torch.where(still, value, similarity[:, start:])
     pending = match == _OPEN
-    if heads := pending.any(1).nonzero().squeeze(1).tolist():
-        index = torch.tensor(heads, device=keys.device)
-        _search(state, keys, order, pending, index, threshold)
+    if bool(pending.any()):
+        heads = pending.any(1).nonzero().squeeze(1)
+        _search(state, keys, order, pending, heads, threshold)
+
+
+def _look_back(block: Tensor, order: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Of S's rows [pairs, m, n], the last match among the entries of `order` [pairs, k], _NONE
+    without one, and the similarity to it (without one: to the first of `order`)."""
+    back = block.gather(2, order.unsqueeze(1).expand(-1, block.shape[1], -1))
+    rank, value = last_above(back, threshold)
+    return torch.where(rank < 0, _NONE, order.gather(1, rank.clamp(min=0))), value
 
 
 def _search(
@@ -165,25 +175,16 @@ def _search(
     most = int(counts.max())
     rows = pending_rows(pending[heads], most)
     inverse, order, keys = state["inverse"][heads], order[heads], keys[heads]
-    unit = keys * inverse.unsqueeze(2)
-    similar = torch.bmm(ops.rows_at(unit, rows), unit.mT)
+    asked = ops.rows_at(keys, rows).mul_(inverse.gather(1, rows).unsqueeze(2))
+    similar = torch.bmm(asked, keys.mT).mul_(inverse.unsqueeze(1))
     similar.scatter_(2, rows.unsqueeze(2), 0.0)
-    similar = similar.gather(2, order.unsqueeze(1).expand(-1, most, -1))
-    rank, value = last_above(similar, threshold)
-    found = torch.where(rank < 0, _NONE, order.gather(1, rank.clamp(min=0)))
+    found, value = _look_back(similar, order, threshold)
     real = torch.arange(most, device=keys.device) < counts[:, None]
     pair, column = heads[:, None].expand_as(rows)[real], rows[real]
-    state["match"][pair, column] = found[real]
+    state["match"][pair, column] = found[real].to(state["match"].dtype)
     state["similarity"][pair, column] = value[real]
 
 
 def _inverse(keys: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(keys, dim=-1)
     return norms.add_(EPSILON).reciprocal_()
-
-
-def _of_pairs(cache: TrackedCache) -> Tensor:
-    """The queries as [pairs, group, observed, dim]."""
-    rows, q_heads, observed, dim = cache.queries.shape
-    heads = cache.keys.shape[1]
-    return cache.queries.reshape(rows * heads, q_heads // heads, observed, dim)

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvrescue.errors import EvictorError, KVRescueError
 from kvrescue.evictors.base import Evictor, KVSlice
 
-__all__ = ["PAD", "choose", "named", "select"]
+__all__ = ["PAD", "choose", "leaving", "named", "select"]
 
 PAD = -1
 """Fills the end of rows that keep fewer entries than others."""
@@ -141,33 +141,53 @@ def choose(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int) -> Tensor
     return _best(scores, evictor.budget, prefix, length)
 
 
+def leaving(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int) -> Tensor:
+    """What `choose` does not keep: indices [rows, kv_heads, dropped], ascending."""
+    middle = kv.keys.shape[2] - prefix - evictor.window
+    scores = _checked(evictor, kv, scores, prefix, middle)
+    if middle - evictor.budget == 1:
+        return _lowest(scores).add_(prefix)
+    return _where(~_stay(scores, evictor.budget), middle - evictor.budget).add_(prefix)
+
+
 def _all_but_one(scores: Tensor, prefix: int, length: int) -> Tensor:
-    """Indices without the lowest of the middle `scores`; of equal ones the last goes."""
-    middle = scores.shape[-1]
-    # argmin gives the first of equal minima, hence the flip.
-    dropped = (prefix + middle - 1) - scores.flip(-1).argmin(-1, keepdim=True)
+    """Indices without the lowest of the middle `scores`."""
     index = torch.arange(length - 1, device=scores.device)
-    return index + (index >= dropped)
+    return index + (index >= _lowest(scores) + prefix)
+
+
+def _lowest(scores: Tensor) -> Tensor:
+    """[..., 1]: index of the lowest score; of equal ones the last."""
+    # argmin gives the first of equal minima, hence the flip.
+    return (scores.shape[-1] - 1) - scores.flip(-1).argmin(-1, keepdim=True)
 
 
 def _best(scores: Tensor, budget: int, prefix: int, length: int) -> Tensor:
     """Indices of the prefix, the `budget` best of the middle (earlier first) and the window."""
-    middle = scores.shape[-1]
+    lead, middle = scores.shape[:-1], scores.shape[-1]
+    chosen = _where(_stay(scores, budget), budget).add_(prefix)
+    index = torch.arange(length, device=scores.device)
+    first, last = index[:prefix], index[prefix + middle :]
+    return torch.cat((first.expand(*lead, -1), chosen, last.expand(*lead, -1)), dim=-1)
+
+
+def _stay(scores: Tensor, budget: int) -> Tensor:
+    """True for the `budget` best scores; of equal ones the earlier."""
     cut = scores.topk(budget, dim=-1, sorted=True).values[..., -1:]
     above = scores > cut
     level = scores == cut
     room = budget - above.sum(-1, keepdim=True)
-    stays = above | (level & (level.cumsum(-1) <= room))
-    # The j-th that stays goes to slot j; whatever goes lands in the spare slot at the end.
-    slot = torch.where(stays, stays.cumsum(-1) - 1, budget)
-    lead = scores.shape[:-1]
-    chosen = torch.empty((*lead, budget + 1), dtype=torch.int64, device=scores.device)
-    index = torch.arange(length, device=scores.device)
-    chosen.scatter_(-1, slot, index[prefix : prefix + middle].expand(scores.shape))
-    first, last = index[:prefix], index[prefix + middle :]
-    return torch.cat(
-        (first.expand(*lead, -1), chosen[..., :budget], last.expand(*lead, -1)), dim=-1
-    )
+    return above | (level & (level.cumsum(-1) <= room))
+
+
+def _where(chosen: Tensor, count: int) -> Tensor:
+    """[..., count]: the indices at which `chosen` [..., n] is true, `count` in every line."""
+    # The j-th goes to slot j; whatever is not chosen lands in the spare slot at the end.
+    slot = torch.where(chosen, chosen.cumsum(-1) - 1, count)
+    lead = chosen.shape[:-1]
+    out = torch.empty((*lead, count + 1), dtype=torch.int64, device=chosen.device)
+    index = torch.arange(chosen.shape[-1], device=chosen.device)
+    return out.scatter_(-1, slot, index.expand(chosen.shape))[..., :count]
 
 
 def _checked(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int, middle: int) -> Tensor:

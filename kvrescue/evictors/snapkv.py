@@ -12,6 +12,8 @@ from kvrescue.evictors.rkv import odd
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvrescue.evictors.tracking import ScoreTracker
+
 __all__ = ["SnapKV"]
 
 
@@ -64,3 +66,12 @@ class SnapKV(Evictor):
             return ops.pool(seen, self.kernel_size, self.pooling)
 
         return ops.score_rows(kv, past, score_pairs)
+
+    def tracker(self) -> ScoreTracker | None:
+        """Scores in O(n * dim) per head; None for the variants whose softmax is per query head or
+        over all entries, which are scored from scratch."""
+        if self.reduce != "max" or self.softmax_over != "past" or self.window < self.observation:
+            return None
+        from kvrescue.evictors._snapkv_tracker import SnapKVTracker
+
+        return SnapKVTracker(self)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["ScoreTracker", "StateField", "TrackedCache"]
+__all__ = ["ScoreTracker", "StateField", "TrackedCache", "renamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,12 @@ class TrackedCache:
     new: int = 0
     """Entries that the tracker has not seen yet, at the end."""
 
+    def query_pairs(self) -> Tensor:
+        """The queries as [rows * kv_heads, group, observed, head_dim]."""
+        rows, q_heads, observed, dim = self.queries.shape
+        heads = self.keys.shape[1]
+        return self.queries.reshape(rows * heads, q_heads // heads, observed, dim)
+
 
 class ScoreTracker(abc.ABC):
     """What `Evictor.tracker()` returns."""
@@ -74,9 +80,19 @@ class ScoreTracker(abc.ABC):
         *temporal* order: float32 [rows, kv_heads, length]."""
 
     @abc.abstractmethod
-    def drop(self, cache: TrackedCache, slots: Tensor, renamed: Tensor) -> None:
+    def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
         """The entries at `slots` [rows, kv_heads, dropped] leave; they still lie where they lay.
 
-        `renamed` [rows, kv_heads, length] is where each entry will lie, -1 for those that leave.
-        State that refers to other entries by place is rewritten here; moving is not done here.
+        Then the entry at sources[..., j] moves to slots[..., j]; where both are the same, nothing
+        takes the place of what left. State that refers to other entries by place is rewritten here
+        (see `renamed`); moving is not done here.
         """
+
+
+def renamed(length: int, slots: Tensor, sources: Tensor) -> Tensor:
+    """[rows, kv_heads, length]: where each entry will lie, -1 for those that leave (see `drop`)."""
+    import torch
+
+    names = torch.arange(length, device=slots.device).repeat(*slots.shape[:2], 1)
+    names.scatter_(2, sources, slots)
+    return names.scatter_(2, slots, -1)

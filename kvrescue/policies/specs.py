@@ -42,6 +42,8 @@ class TorchPolicySpec(PolicySpec):
     """None: CUDA when there is one, else the CPU."""
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on the CPU."""
+    graphs: bool | None = None
+    """Decode from CUDA graphs; None: on CUDA, where the model and the evictor allow it."""
 
     def build(self) -> TorchPolicy:
         from kvrescue.policies.torch import TorchPolicy

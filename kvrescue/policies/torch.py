@@ -22,7 +22,9 @@ class TorchPolicy(LocalPolicy):
 
     `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
-    "raw" encodes it as it is. Raises ModelLoadError.
+    "raw" encodes it as it is. `graphs` True decodes from CUDA graphs, False does not, None does on
+    CUDA where the model and the evictor allow it. Raises ModelLoadError, and ConfigError for graphs
+    that cannot be had.
     """
 
     @checked_by(TorchPolicySpec, but=["evictor"])
@@ -37,6 +39,7 @@ class TorchPolicy(LocalPolicy):
         max_live_rows: int = 1024,
         device: str | None = None,
         dtype: DType = "auto",
+        graphs: bool | None = None,
     ) -> None:
         check_evictor(evictor)
         checkpoint = resolve(model)
@@ -52,6 +55,7 @@ class TorchPolicy(LocalPolicy):
             pieces=self.pieces,
             eos=self._eos(adapter.generation_eos),
             max_live_rows=max_live_rows,
+            graphs=graphs,
         )
 
     async def open_watched(self, question: Question, name: str, watch: Watch) -> EngineView:

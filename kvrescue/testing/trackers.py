@@ -152,14 +152,15 @@ class _Cache:
         slots = self.order.gather(2, ranks).sort(2).values
         renamed = torch.arange(length).repeat(rows, heads, 1)
         renamed.scatter_(2, slots, -1)
+        sources = slots.clone()
         for row in range(rows):
             for head in range(heads):
                 names = renamed[row, head]
-                free = [int(s) for s in slots[row, head] if s < kept]
                 moving = [place for place in range(kept, length) if int(names[place]) >= 0]
-                for source, target in zip(moving, free, strict=True):
-                    names[source] = target
-        tracker.drop(self.tracked(tracker, new=0, observed=0), slots, renamed)
+                for j, source in enumerate(moving):  # into the first slots that are freed
+                    names[source] = slots[row, head, j]
+                    sources[row, head, j] = source
+        tracker.drop(self.tracked(tracker, new=0, observed=0), slots, sources)
         kinds = list(self.fields)
         for row in range(rows):
             for head in range(heads):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,76 +17,115 @@ from kvrescue.engine.adapter import ForwardBatch
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import EvictorError
-from kvrescue.evictors import RKV, KVSlice
+from kvrescue.evictors import RKV, Evictor, KVSlice, SnapKV
 from kvrescue.evictors._rkv_tracker import RKVTracker
-from kvrescue.evictors.tracking import ScoreTracker, TrackedCache
+from kvrescue.evictors._snapkv_tracker import SnapKVTracker
+from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache
 from tests.engine.models import shape_for
 
 LAYERS, HEADS, GROUP, DIM = 2, 2, 3, 6
 
 
-class Audit(RKVTracker):
-    """Compares every score with `RKV.score`, then lets arbitrary entries leave."""
+class Audit(ScoreTracker):
+    """Compares every score of a tracker with its evictor's, then lets arbitrary entries leave."""
 
-    def __init__(self, evictor: Arbitrary) -> None:
-        super().__init__(evictor)
-        self.evictor = evictor
+    def __init__(
+        self,
+        evictor: Evictor,
+        inner: ScoreTracker,
+        from_scratch: Callable[[Any, KVSlice], Tensor],
+    ) -> None:
+        self.evictor, self.inner, self.from_scratch = evictor, inner, from_scratch
         self.store: SlotStore | None = None
         self.compared = 0
 
+    def entry_state(self, head_dim: int) -> dict[str, StateField]:
+        return self.inner.entry_state(head_dim)
+
+    def head_state(self, head_dim: int) -> dict[str, StateField]:
+        return self.inner.head_state(head_dim)
+
+    def start(self, cache: TrackedCache) -> None:
+        self.inner.start(cache)
+
+    def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
+        self.inner.drop(cache, slots, sources)
+
     def score(self, cache: TrackedCache) -> Tensor:
-        got = super().score(cache)
+        got = self.inner.score(cache)
         assert self.store is not None
         index = cache.order.unsqueeze(3).expand(-1, -1, -1, DIM)
         kv = KVSlice(
             keys=cache.keys.gather(2, index),
             queries=self.store.recent_queries(slice(0, 1), self.evictor.observation),
         )
-        torch.testing.assert_close(got, RKV.score(self.evictor, kv), rtol=1e-4, atol=1e-5)
+        expected = self.from_scratch(self.evictor, kv)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
         self.compared += 1
         return self.evictor.score(kv)
 
 
-class Arbitrary(RKV):
-    """R-KV whose victims are drawn from the keys, so that any entry may leave at any time."""
+def by_chance(kv: KVSlice) -> Tensor:
+    """Victims are drawn from the keys, so that any entry may leave at any time."""
+    return (kv.keys.sum(-1) * 1e4).sin()
 
+
+class ArbitraryRKV(RKV):
     def score(self, kv: KVSlice) -> Tensor:
-        return (kv.keys.sum(-1) * 1e4).sin()
+        return by_chance(kv)
 
     def tracker(self) -> ScoreTracker:
-        return Audit(self)
+        return Audit(self, RKVTracker(self), RKV.score)
+
+
+class ArbitrarySnapKV(SnapKV):
+    def score(self, kv: KVSlice) -> Tensor:
+        return by_chance(kv)
+
+    def tracker(self) -> ScoreTracker:
+        return Audit(self, SnapKVTracker(self), SnapKV.score)
 
 
 @given(
     seed=st.integers(0, 2**31),
     counts=st.lists(st.integers(1, 5), min_size=3, max_size=25),
-    threshold=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
+    method=st.one_of(
+        st.builds(
+            functools.partial,
+            st.just(ArbitraryRKV),
+            similarity_threshold=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
+        ),
+        st.builds(
+            functools.partial, st.just(ArbitrarySnapKV), pooling=st.sampled_from(["max", "avg"])
+        ),
+    ),
+    window=st.sampled_from([1, 4, 9]),
     interval=st.integers(1, 5),
     spread=st.sampled_from([0.02, 0.5, 3.0]),
     protected=st.integers(0, 3),
 )
-@settings(max_examples=60)
+@settings(max_examples=80)
 def test_tracked_scores_equal_scores_from_scratch(
     seed: int,
     counts: list[int],
-    threshold: float | None,
+    method: Callable[..., Evictor],
+    window: int,
     interval: int,
     spread: float,
     protected: int,
 ) -> None:
-    evictor = Arbitrary(
+    evictor = method(
         budget=11,
-        window=9,
-        observation=4,
+        window=window,
+        observation=min(4, window),
         kernel_size=3,
-        interval=interval,
-        similarity_threshold=threshold,
+        interval=min(interval, (11 + window) // 4),  # more at once are scored from scratch
     )
     eviction = Eviction(evictor)
     tracker = eviction.tracker
     assert isinstance(tracker, Audit)
     shape = shape_for(evictor, tracker, LAYERS, HEADS, GROUP, DIM)
-    tracker.store = store = SlotStore(shape, 1, evictor.bound + interval)
+    tracker.store = store = SlotStore(shape, 1, evictor.bound + evictor.interval)
     store.prefix[0] = protected
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(4, DIM, generator=generator)
@@ -139,7 +182,12 @@ def test_a_subclass_with_its_own_scores_does_not_inherit_the_tracker() -> None:
         (RKV(budget=64, window=128, interval=48), True),
         (RKV(budget=64, window=128, interval=49), False),  # so many at once: from scratch
         (RKV(budget=64, window=4, observation=8), False),  # a causal mask would apply
+        (SnapKV(budget=64, window=128), True),
+        (SnapKV(budget=64, window=4, observation=8), False),
+        (SnapKV(budget=64, window=128, pooling="avg"), True),
+        (SnapKV(budget=64, window=128, reduce="mean"), False),
+        (SnapKV(budget=64, window=128, softmax_over="all"), False),
     ],
 )
-def test_when_a_tracker_is_used(evictor: RKV, tracked: bool) -> None:
+def test_when_a_tracker_is_used(evictor: Evictor, tracked: bool) -> None:
     assert (Eviction(evictor).tracker is not None) == tracked
