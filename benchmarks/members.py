@@ -6,12 +6,10 @@ in the process that runs it and nowhere else: listing them loads neither torch n
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from benchmarks.ratios import Ratio, Size
 from kvrescue.errors import UnknownNameError, nearest
 
 __all__ = ["MEMBERS", "Member", "Needs", "chosen"]
@@ -32,11 +30,6 @@ class Member:
     needs: Needs = "torch"
     limit: int = 240
     """Seconds on the wall until it is given up; far above what a quiet machine needs."""
-
-    def ratios(self, size: Size) -> list[Ratio]:
-        function: Callable[[Size], list[Ratio]]
-        function = importlib.import_module(self.module).ratios
-        return function(size)
 
 
 _ALL: Final = (

@@ -1,12 +1,18 @@
 """The report of a run: one JSON document, and the same as Markdown.
 
 Neither names a machine or a folder: what is told of the machine is its kind.
+
+    python -m benchmarks.report runs/bench docs/performance.md
+
+puts the report of a folder into a page, between the lines `<!-- bench:begin -->` and
+`<!-- bench:end -->`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +20,15 @@ from typing import Any, Literal, TypeAlias
 
 from benchmarks.members import MEMBERS
 from benchmarks.ratios import Ratio, Size
-from kvrescue.errors import RunError
+from kvrescue.errors import KVRescueError, RunError
 from kvrescue.evaluation.files import write_whole
 
-__all__ = ["Outcome", "Report", "Status", "figure", "markdown", "read", "write"]
+__all__ = ["Outcome", "Report", "Status", "embedded", "figure", "markdown", "read", "write"]
 
 Status: TypeAlias = Literal["done", "failed", "timed out", "interrupted", "not run"]
 
 _FORMAT = 1
+_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _WHAT_IS = {
     "cpu": "CPU time of the process",
     "wall": "time on the wall",
@@ -128,7 +135,23 @@ def figure(number: float) -> str:
 
 def markdown(report: Report) -> str:
     """The report as a page."""
-    return "\n".join([*_head(report), *_table(report), *_missing(report), *_members(report)])
+    parts = (_head, _table, _goals, _missing, _members)
+    return "\n".join(line for part in parts for line in part(report))
+
+
+def embedded(report: Report, page: str) -> str:
+    """A page with the report between its two marks, a level of headings further down.
+
+    Raises:
+        RunError: the page has not both marks, once and in order.
+    """
+    before, found, rest = page.partition(_BEGIN)
+    _, ended, after = rest.partition(_END)
+    if not (found and ended) or page.count(_BEGIN) > 1 or page.count(_END) > 1:
+        raise RunError(f"the page needs one line {_BEGIN!r} and after it one {_END!r}")
+    _, _, text = markdown(report).partition("\n\n")  # the page has a heading of its own
+    text = text.replace("\n## ", "\n### ").rstrip()
+    return f"{before}{_BEGIN}\n{text}\n{_END}{after}"
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -146,6 +169,7 @@ def _head(report: Report) -> Iterator[str]:
         yield f"Size {report.size}: less was measured than is needed for figures to rest on."
     if gpus := machine.get("gpus"):
         yield f"GPUs, which nothing here uses: {', '.join(gpus)}."
+    yield ""
     for versions in _environments(report):
         yield f"- {versions}"
     yield ""
@@ -182,6 +206,17 @@ def _goal(ratio: Ratio) -> str:
     return said + (f" ({ratio.elsewhere})" if ratio.elsewhere else "")
 
 
+def _goals(report: Report) -> Iterator[str]:
+    goals = [(o.name, r) for o in report.outcomes for r in o.ratios if r.goal is not None]
+    if not goals:
+        return
+    missed = [(name, ratio) for name, ratio in goals if not ratio.reached]
+    yield f"Goals: {len(goals) - len(missed)} of {len(goals)} reached."
+    for name, ratio in missed:
+        yield f"Missed: {name}, {ratio.name}: {figure(ratio.value)} instead of {ratio.goal}."
+    yield ""
+
+
 def _missing(report: Report) -> Iterator[str]:
     absent = [o for o in report.outcomes if o.status != "done"]
     if not absent:
@@ -215,3 +250,25 @@ def _item(ratio: Ratio) -> Sequence[str]:
         f"  {above.name}: {figure(above.median)}; {below.name}: {figure(below.median)} "
         f"({ratio.unit}; {_WHAT_IS[ratio.clock]}).",
     )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Put a folder's report into a page."""
+    if len(arguments) != 2:
+        print("usage: python -m benchmarks.report FOLDER PAGE", file=sys.stderr)
+        return 2
+    folder, page = map(Path, arguments)
+    try:
+        report = read(folder)
+        if report is None:
+            raise RunError(f"there is no report in {folder}; make bench writes one")
+        text = embedded(report, page.read_text(encoding="utf-8"))
+    except KVRescueError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    write_whole(page, text.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

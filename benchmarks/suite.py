@@ -174,7 +174,8 @@ def run_member(
         return Outcome(member.name, "not run", missing(member.needs), started)
     result, log = folder / f"{member.name}.part.json", folder / f"{member.name}.log"
     result.unlink(missing_ok=True)
-    command = [python, "-m", "benchmarks.one", member.name, "--size", size, "--out", str(result)]
+    command = [python, "-m", "benchmarks.one", member.module, "--size", size]
+    command += ["--out", str(result.resolve())]
     limit = member.limit if limit is None else limit
     why = ""
     with log.open("wb") as file, _process(command, file, threads) as process:
