@@ -49,7 +49,7 @@ def ratios(size: Size) -> list[Ratio]:
             "forked, step": by(extended, STEP),
             "filled again, step": by(opened, STEP),
         },
-        size.pick(3, 2, 1),
+        size.pick(2, 2, 1),
         warm_up=("forked",),
     )
     kept.close()

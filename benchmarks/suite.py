@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks import report as reports
 from benchmarks.environments import ROOT, interpreter, missing, variables
-from benchmarks.members import Member, chosen
+from benchmarks.members import MEMBERS, Member, chosen
 from benchmarks.ratios import Ratio, Size
 from benchmarks.report import Outcome, Report, figure
 from kvrescue.cli.interrupts import Interruption
@@ -90,7 +90,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     if args.limit is not None and not 0 < args.limit < float("inf"):
         raise ConfigError(f"limit = {args.limit:g}: give a number of seconds above 0")
     folder = args.out or ROOT / "runs" / ("bench" if size is Size.FULL else f"bench-{size}")
-    report = _begun(folder, size, args.threads)
+    everything = len(members) == len(MEMBERS) and not args.resume
+    report = _begun(folder, Report(size, surroundings()["machine"], args.threads), everything)
     if args.resume:
         members = [m for m in members if (old := report[m.name]) is None or old.status != "done"]
     report = run(members, report, folder, console, limit=args.limit)
@@ -99,22 +100,20 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     return int(any(o is not None and o.status in ("failed", "timed out") for o in ran))
 
 
-def _begun(folder: Path, size: Size, threads: int) -> Report:
+def _begun(folder: Path, new: Report, everything: bool) -> Report:
     """The report to go on with: that of the folder, or a new one.
 
     Raises:
-        ConfigError: what is there was measured in another way.
+        ConfigError: what is there was measured in another way, and some of it would be kept.
     """
-    machine = surroundings()["machine"]
     old = reports.read(folder)
     if old is None:
-        return Report(size, machine, threads)
-    for what, before, now in (
-        ("size", old.size, size),
-        ("threads", old.threads, threads),
-        ("machine", dict(old.machine), machine),
-    ):
+        return new
+    for what in ("size", "threads", "machine"):
+        before, now = getattr(old, what), getattr(new, what)
         if before != now:
+            if everything:
+                return new
             raise ConfigError(
                 f"the report in {folder.name} was made with {what} = {before}, now it is {now}; "
                 "use another --out"
@@ -173,30 +172,31 @@ def run_member(
     if python is None:
         return Outcome(member.name, "not run", missing(member.needs), started)
     result, log = folder / f"{member.name}.part.json", folder / f"{member.name}.log"
-    result.unlink(missing_ok=True)
     command = [python, "-m", "benchmarks.one", member.module, "--size", size]
     command += ["--out", str(result.resolve())]
     limit = member.limit if limit is None else limit
     why = ""
-    with log.open("wb") as file, _process(command, file, threads) as process:
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status, why = 1, f"more than {limit:g} s"
-    seconds = round(time.monotonic() - clock, 1)
-    if why:
-        return Outcome(member.name, "timed out", why, started, seconds)
     try:
+        result.unlink(missing_ok=True)
+        with log.open("wb") as file, _process(command, file, threads) as process:
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                status, why = 1, f"more than {limit:g} s"
+        seconds = round(time.monotonic() - clock, 1)
+        if why:
+            return Outcome(member.name, "timed out", why, started, seconds)
         if status:
             return Outcome(member.name, "failed", _last_line(log, status), started, seconds)
-        found = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = f"its result cannot be read: {type(error).__name__}"
-        return Outcome(member.name, "failed", why, started, seconds)
+        try:
+            found = json.loads(result.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = f"its result cannot be read: {type(error).__name__}"
+            return Outcome(member.name, "failed", why, started, seconds)
+        ratios = tuple(Ratio.from_dict(r) for r in found["ratios"])
+        return Outcome(member.name, "done", "", started, seconds, found["versions"], ratios)
     finally:
         result.unlink(missing_ok=True)
-    ratios = tuple(Ratio.from_dict(r) for r in found["ratios"])
-    return Outcome(member.name, "done", "", started, seconds, found["versions"], ratios)
 
 
 @contextlib.contextmanager

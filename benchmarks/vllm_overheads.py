@@ -222,8 +222,8 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
 def ratios(size: Size) -> list[Ratio]:
     args = argparse.Namespace(
         live=[size.pick(16, 16, 4)],
-        tokens=size.pick(52, 36, 8),
-        turns=size.pick(3, 1, 1),
+        tokens=size.pick(36, 36, 8),
+        turns=size.pick(2, 1, 1),
         intervals=size.pick([1, 16], [16], [16]),
         memory=size.pick(512, 512, 64),
         clock="cpu",

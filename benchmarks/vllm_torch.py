@@ -24,9 +24,9 @@ INTERVAL = 16
 
 
 def ratios(size: Size) -> list[Ratio]:
-    found = _compared("tiny", size.pick(16, 8, 2), size.pick(2, 1, 1))
+    found = _compared("tiny", size.pick(8, 8, 2), size.pick(2, 1, 1))
     if size is not Size.SMOKE:
-        found += _compared("smollm2", size.pick(4, 2, 1), size.pick(2, 1, 1))
+        found += _compared("smollm2", size.pick(2, 2, 1), size.pick(2, 1, 1))
     return found
 
 

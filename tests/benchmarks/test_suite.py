@@ -209,6 +209,20 @@ def test_what_was_measured_otherwise_is_not_mixed_in(
 
 
 @pytest.mark.usefixtures("fakes")
+def test_whoever_measures_everything_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(MEMBERS):
+        if name not in ("passes", "again"):
+            monkeypatch.delitem(MEMBERS, name)
+    assert suite.main(["--smoke", "--out", str(tmp_path), "--threads", "2"]) == 0
+    assert suite.main(["--smoke", "--out", str(tmp_path)]) == 0
+    report = report_of(tmp_path)
+    assert report.threads == 1
+    assert statuses(tmp_path) == {"passes": "done", "again": "done"}
+
+
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"members": 3}', "\x00"])
 def test_a_file_that_is_no_report_is_left_alone(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
