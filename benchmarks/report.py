@@ -47,7 +47,9 @@ class Outcome:
     started: str = ""
     """ISO 8601; a report may hold outcomes of several starts."""
     seconds: float = 0.0
-    """On the wall."""
+    """On the wall ..."""
+    cpu: float = 0.0
+    """... and of all cores, which is what it would be on a quiet machine."""
     versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     """Of what decided the numbers."""
     ratios: tuple[Ratio, ...] = ()
@@ -156,14 +158,14 @@ def embedded(report: Report, page: str) -> str:
 
 def _head(report: Report) -> Iterator[str]:
     machine = report.machine
-    minutes = sum(o.seconds for o in report.outcomes) / 60
+    minutes, cpu = (sum(getattr(o, f) for o in report.outcomes) / 60 for f in ("seconds", "cpu"))
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
     yield "# Benchmarks"
     yield ""
     yield (
         f"{machine.get('processor')}, {machine.get('cores')} cores, "
         f"{machine.get('memory_gib')} GiB, {machine.get('system')}; {threads}; "
-        f"{minutes:.1f} minutes."
+        f"{minutes:.1f} minutes, {cpu:.1f} of CPU time."
     )
     if report.size is not Size.FULL:
         yield f"Size {report.size}: less was measured than is needed for figures to rest on."
@@ -236,7 +238,10 @@ def _members(report: Report) -> Iterator[str]:
         shows = f": {member.shows}" if member else ""
         yield f"## {outcome.name}{shows}"
         yield ""
-        yield f"Measured in {outcome.seconds:.0f} s, started {outcome.started}."
+        yield (
+            f"Measured in {outcome.seconds:.0f} s, {outcome.cpu:.0f} s of CPU time, started "
+            f"{outcome.started}."
+        )
         yield ""
         for ratio in outcome.ratios:
             yield from _item(ratio)

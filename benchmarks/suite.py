@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -168,7 +169,7 @@ def run_member(
 ) -> Outcome:
     """Measure one in a process of its own; whatever becomes of it is told in the outcome."""
     python = interpreter(member.needs)
-    started, clock = _now(), time.monotonic()
+    started, clock, cpu = _now(), time.monotonic(), _cpu()
     if python is None:
         return Outcome(member.name, "not run", missing(member.needs), started)
     result, log = folder / f"{member.name}.part.json", folder / f"{member.name}.log"
@@ -183,18 +184,18 @@ def run_member(
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
                 status, why = 1, f"more than {limit:g} s"
-        seconds = round(time.monotonic() - clock, 1)
+        took = round(time.monotonic() - clock, 1), round(_cpu() - cpu, 1)
         if why:
-            return Outcome(member.name, "timed out", why, started, seconds)
+            return Outcome(member.name, "timed out", why, started, *took)
         if status:
-            return Outcome(member.name, "failed", _last_line(log, status), started, seconds)
+            return Outcome(member.name, "failed", _last_line(log, status), started, *took)
         try:
             found = json.loads(result.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = f"its result cannot be read: {type(error).__name__}"
-            return Outcome(member.name, "failed", why, started, seconds)
+            return Outcome(member.name, "failed", why, started, *took)
         ratios = tuple(Ratio.from_dict(r) for r in found["ratios"])
-        return Outcome(member.name, "done", "", started, seconds, found["versions"], ratios)
+        return Outcome(member.name, "done", "", started, *took, found["versions"], ratios)
     finally:
         result.unlink(missing_ok=True)
 
@@ -219,6 +220,12 @@ def _process(command: list[str], log: BinaryIO, threads: int) -> Iterator[subpro
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
+
+
+def _cpu() -> float:
+    """CPU seconds of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _last_line(log: Path, status: int) -> str:

@@ -37,6 +37,7 @@ OUTCOMES = st.builds(
     WORDS,
     WORDS,
     st.floats(0, 1e4),
+    st.floats(0, 1e4),
     st.dictionaries(WORDS, st.none() | WORDS, max_size=3),
     st.lists(ratios(), max_size=3).map(tuple),
 )
