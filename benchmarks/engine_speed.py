@@ -200,8 +200,8 @@ def ratios(size: Size) -> list[Ratio]:
             below=Side("lock-step", scheduled["lock-step"]),
             unit=unit.format(n, len(questions)),
             clock="cpu",
-            means="Nobody waits for the longest candidate of anybody else, so fewer passes through "
-            "the model are needed; the engine, the candidates and the reward model are the same.",
+            means="What it brings that nobody waits for the longest candidate of anybody else; the "
+            "engine, the candidates and the reward model are the same.",
             means_not="the gain with longer or more uneven steps: those of this task are alike, "
             "which favours lock-step.",
         )

@@ -111,7 +111,7 @@ def ratios(size: Size) -> list[Ratio]:
     rescue = tuple(float(e.filled + h.filled) for e, h in zip(evicted, helper, strict=True))
     allocated = (numbers(of, lambda h: h.allocated) for of in (evicted, full))
     exact = Goal("exactly", 1)
-    equal = "Eviction frees what the paper says it frees, byte by byte, at every length."
+    equal = "At 1, eviction frees what the paper says it frees, byte by byte, at every length."
     spare = (
         "What the allocator has for it: slots that are not filled yet, rows for more candidates, "
         "and the parked trajectory that candidates are forked from, which Appendix D leaves out."

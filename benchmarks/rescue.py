@@ -52,8 +52,8 @@ def ratios(size: Size) -> list[Ratio]:
             unit=f"problems per minute of CPU, {len(questions)} in flight, budget 16 + window 12",
             clock="cpu",
             elsewhere="the paper: 3.3",
-            means="A whole problem is solved sooner, although twice as many candidates are drawn: "
-            "steps end where they should, and degenerate candidates are ended early.",
+            means="Above 1, a problem is solved sooner although twice as many candidates are "
+            "drawn: steps end where they should, and degenerate candidates are ended early.",
             means_not="the paper's figure on its models and GPUs: nearly every problem of the "
             "tiny base is lost at this budget, and its reward model and helper are as dear as it.",
         ),
@@ -64,8 +64,8 @@ def ratios(size: Size) -> list[Ratio]:
             unit="tokens per problem that candidates of the base wrote",
             clock="none",
             elsewhere="the paper: 0.57",
-            means="The evicted base writes less, because of the detectors and because solutions "
-            "end.",
+            means="Below 1, the evicted base writes less: detectors end candidates, and "
+            "solutions end.",
             means_not="all of the work: the helper writes, too.",
         ),
     ]
