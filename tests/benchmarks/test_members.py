@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TORCH = [m for m in MEMBERS.values() if m.needs == "torch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", TORCH, ids=lambda m: m.name)
 def test_it_runs(member: Member) -> None:
     found = importlib.import_module(member.module).ratios(Size.SMOKE)
