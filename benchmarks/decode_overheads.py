@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.decoding import MODEL, TEXT, Rows, endless
 from benchmarks.ratios import Goal, Ratio, Side, Size, in_turns
 from kvrescue.detectors import Detector
-from kvrescue.evictors import RKV, Evictor, SnapKV, StreamingLLM
+from kvrescue.evictors import RKV, Evictor, StreamingLLM
 from kvrescue.policies import TorchPolicy
 
 __all__ = ["FORKS", "MODEL", "SEQUENCES", "TEXT", "decode", "plain_rows", "ratios"]
@@ -58,7 +58,6 @@ def ratios(size: Size) -> list[Ratio]:
     evictors: dict[str, tuple[Evictor, Goal | None]] = {
         "R-KV, every token": (RKV(**given), Goal("at most", 1.5)),
         "R-KV, every 16 tokens": (RKV(**given, interval=16), Goal("at most", 1.1)),
-        "SnapKV, every token": (SnapKV(**given), None),
         "StreamingLLM, every token": (StreamingLLM(**given), None),
     }
     sides = {"no evictor": plain_rows(size)}

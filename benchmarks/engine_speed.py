@@ -181,7 +181,7 @@ def ratios(size: Size) -> list[Ratio]:
             "event-driven": partial(rate, partial(run_engine, event, questions)),
             "lock-step": partial(rate, locked),
         },
-        size.pick(5, 3, 1),
+        size.pick(3, 2, 1),
     )
     few = questions[: size.pick(6, 4, 1)]
     peers: dict[str, Callable[[], float]] = {
