@@ -234,7 +234,7 @@ def ratios(size: Size) -> list[Ratio]:
     found = []
     for model, name in models.items():
         if name == "SmolLM2":
-            args.intervals = [16]  # every token takes as long as all others together
+            args.intervals = [16]  # every token would take the most time of all
         ((live, turns),) = measured(args, model).items()
         unit = f"seconds per decode step of {live} rows"
         for side, values in turns.items():
@@ -260,7 +260,7 @@ def ratios(size: Size) -> list[Ratio]:
 _SAID = {
     "full context": (None, "What a policy without an evictor (the helper) adds to vLLM's step: "
                      "text, detectors, seeds, forks."),
-    "budget >= length": (Goal("at most", 1 / 0.95), "The same with an evictor that never fires: "
+    "budget >= length": (Goal("at most", round(1 / 0.95, 3)), "The same with an evictor that never fires: "
                          "the bookkeeping alone. The goal is 0.95 of stock's throughput."),
 }  # fmt: skip
 
