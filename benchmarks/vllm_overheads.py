@@ -258,11 +258,17 @@ def ratios(size: Size) -> list[Ratio]:
 
 
 _SAID = {
-    "full context": (None, "What a policy without an evictor (the helper) adds to vLLM's step: "
-                     "text, detectors, seeds, forks."),
-    "budget >= length": (Goal("at most", round(1 / 0.95, 3)), "The same with an evictor that never fires: "
-                         "the bookkeeping alone. The goal is 0.95 of stock's throughput."),
-}  # fmt: skip
+    "full context": (
+        None,
+        "What a policy without an evictor (the helper) adds to vLLM's step: text, detectors, "
+        "seeds, forks.",
+    ),
+    "budget >= length": (
+        Goal("at most", 1.053),
+        "The same with an evictor that never fires: the bookkeeping alone. The goal is 0.95 of "
+        "stock's throughput.",
+    ),
+}
 
 
 def compare(turns: dict[str, list[float]], live: int) -> dict[str, dict[str, float]]:
