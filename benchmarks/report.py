@@ -221,12 +221,15 @@ def _goals(report: Report) -> Iterator[str]:
 
 def _missing(report: Report) -> Iterator[str]:
     absent = [o for o in report.outcomes if o.status != "done"]
-    if not absent:
+    others = [name for name in MEMBERS if report[name] is None]
+    if not absent and not others:
         return
     yield "Not measured:"
     yield ""
     for outcome in absent:
         yield f"- {outcome.name}: {outcome.status}: {outcome.why}"
+    for name in others:
+        yield f"- {name}: not asked for"
     yield ""
 
 
