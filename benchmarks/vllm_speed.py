@@ -16,7 +16,8 @@ Peers have full context and vLLM's prefix caching, and vLLM searches for the sto
 that costs nothing; `smollm2`, SmolLM2-135M alone with that scorer, because everything about the
 tiny models is Python.
 
-Run: python -m benchmarks.vllm_speed [--setting tiny] [--problems 16] [--turns 3]
+Run by the suite, or alone: python -m benchmarks.vllm_speed [--setting tiny] [--clock wall], the
+latter on a GPU.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
+from benchmarks.ratios import Clock, Goal, Ratio, Side, Size, in_turns, rate
 from benchmarks.rescoring import Rescorer
 from benchmarks.vllm_overheads import share
 from benchmarks.vllm_peers import Drawers, Score, StockVLLM, coroutines, lock_step
@@ -108,15 +107,6 @@ def _short(text: str) -> float:
     return 1 / (1 + len(text)) if text.strip() else 0.0
 
 
-@dataclass(frozen=True)
-class Done:
-    """What a side did in a turn."""
-
-    steps: int
-    tokens: int
-    seconds: float
-
-
 def ours(setting: Setting, evictor: Evictor, scorer: Scorer, problems: int) -> Rescue:
     roles = []
     for i, model in enumerate(setting.models):
@@ -139,71 +129,84 @@ def ours(setting: Setting, evictor: Evictor, scorer: Scorer, problems: int) -> R
     )
 
 
-def run_ours(rescue: Rescue, questions: list[str], seed: int, now: Callable[[], float]) -> Done:
-    started = now()
-    asked = [Question(q, f"{seed}-{i}") for i, q in enumerate(questions)]
-    solutions = list(rescue.solve_many(asked))
-    seconds = now() - started
-    tokens = sum(use.generated for s in solutions for use in s.tokens.values())
-    return Done(sum(len(s.steps) for s in solutions), tokens, seconds)
+def run_ours(rescue: Rescue, questions: Sequence[str]) -> float:
+    """Committed steps."""
+    asked = [Question(q, str(i)) for i, q in enumerate(questions)]
+    return float(sum(len(s.steps) for s in rescue.solve_many(asked)))
 
 
 def run_peer(
-    name: str, drawers: Drawers, score: Score, questions: list[str], setting: Setting, now: Any
-) -> Done:
-    started = now()
+    name: str, drawers: Drawers, score: Score, questions: Sequence[str], setting: Setting
+) -> float:
+    """Committed steps."""
     runs = asyncio.run(PEERS[name](drawers, score, questions, setting.sampling, setting.limit))
-    return Done(sum(len(r.steps) for r in runs), sum(r.drawn for r in runs), now() - started)
+    return float(sum(len(r.steps) for r in runs))
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+def compared(name: str, problems: int, turns: int, clock: Clock = "cpu") -> list[Ratio]:
+    """A setting's ratios."""
     setting = SETTINGS[name]
-    now = time.perf_counter if args.clock == "wall" else time.process_time
-    questions = [b.question for b in bills("test", seed=5, count=args.problems)]
+    questions = [b.question for b in bills("test", seed=5, count=problems)]
     scorer, score = setting.scorer()
     wide = RKV(budget=CONTEXT - 28, window=12)
     rescues = {
-        "kvrescue, full context": ours(setting, wide, scorer, args.problems),
-        "kvrescue, evicted": ours(setting, setting.evictor, scorer, args.problems),
+        "kvrescue, budget >= length": ours(setting, wide, scorer, problems),
+        "kvrescue, evicted": ours(setting, setting.evictor, scorer, problems),
     }
+    live = problems * setting.n
     drawers = [
-        (
-            StockVLLM(
-                model, context=CONTEXT, live=args.problems * setting.n, memory=setting.memory
-            ),
-            setting.n,
-        )
+        (StockVLLM(model, context=CONTEXT, live=live, memory=setting.memory), setting.n)
         for model in setting.models
     ]
-    turns: dict[str, list[Done]] = {}
-    for turn in range(-1, args.turns):  # the first warms up
-        asked = questions[:2] if turn < 0 else questions
-        found = {k: run_ours(r, asked, turn, now) for k, r in rescues.items()}
-        found |= {k: run_peer(k, drawers, score, asked, setting, now) for k in PEERS}
-        for side, done in found.items():
-            print(f"{name} {turn} {side}: {done}", file=sys.stderr)
-            if turn >= 0:
-                turns.setdefault(side, []).append(done)
-    return table(turns)
+    sides: dict[str, Callable[[Sequence[str]], float]] = {
+        k: partial(run_ours, rescue) for k, rescue in rescues.items()
+    }
+    sides |= {k: lambda q, k=k: run_peer(k, drawers, score, q, setting) for k in PEERS}
+    for side in sides.values():
+        side(questions[:2])
+    found = in_turns(
+        {k: partial(rate, partial(side, questions), clock) for k, side in sides.items()},
+        turns,
+        warm_up=(),
+    )
+    for rescue in rescues.values():
+        rescue.close()
+    return [
+        Ratio(
+            name=f"{name}: {us} over {peer}",
+            above=Side(us, found[us]),
+            below=Side(f"stock vLLM, prefix caching, {peer}", found[peer]),
+            unit=f"committed steps per second, best-of-{setting.n} of {problems} problems",
+            clock=clock,
+            goal=Goal("at least", 1.5) if name == "tiny" and us != _EVICTED else None,
+            means=_MEANS[us == _EVICTED],
+            means_not=_MEANS_NOT[setting.prm is None],
+        )
+        for us in rescues
+        for peer in PEERS
+    ]
 
 
-def table(turns: dict[str, list[Done]]) -> dict[str, dict[str, float]]:
-    """Medians over turns; ratios within turns."""
-    report: dict[str, dict[str, float]] = {}
-    for side, done in turns.items():
-        row = {
-            "steps_per_second": statistics.median(d.steps / d.seconds for d in done),
-            "tokens_per_second": statistics.median(d.tokens / d.seconds for d in done),
-            "tokens_per_step": statistics.median(d.tokens / d.steps for d in done),
-        }
-        for peer in PEERS if side not in PEERS else ():
-            pairs = list(zip(done, turns[peer], strict=True))
-            for unit in ("steps", "tokens"):
-                row[f"{unit}_against_{peer}"] = statistics.median(
-                    getattr(a, unit) / a.seconds / (getattr(b, unit) / b.seconds) for a, b in pairs
-                )
-        report[side] = {key: round(value, 2) for key, value in row.items()}
-    return report
+_EVICTED = "kvrescue, evicted"
+_MEANS = {
+    False: "The same models, candidates, sampling, limits and scorer on one engine; sent tokens "
+    "and forks against whole texts and prefix caching.",
+    True: "As above with the base evicted. Not the same work: an evicted base writes longer steps.",
+}
+_MEANS_NOT = {
+    False: "vLLM's decoding alone: most of it is the reward model, which reads whole texts for the "
+    "peers and keeps a prefix here.",
+    True: "what a scorer costs, for here it costs nothing. On models this small everything is "
+    "Python between two forward passes.",
+}
+
+
+def ratios(size: Size) -> list[Ratio]:
+    problems, turns = size.pick(8, 8, 2), size.pick(2, 1, 1)
+    found = compared("tiny", problems, turns)
+    if size is not Size.SMOKE:
+        found += compared("tiny_free", problems, turns)
+    return found
 
 
 def main() -> None:
@@ -213,8 +216,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     args = parser.parse_args()
-    report = {name: measure(name, args) for name in args.setting}
-    print(json.dumps({"problems": args.problems, "clock": args.clock, "sides": report}, indent=2))
+    for name in args.setting:
+        for ratio in compared(name, args.problems, args.turns, args.clock):
+            print(json.dumps(ratio.as_dict(), indent=2))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""Committed steps per second of the vLLM backend against the torch engine: one composition, both.
+
+The tiny base and helper with the tiny reward model, evicted and with a budget that no trajectory
+reaches; and SmolLM2-135M alone with a scorer that costs nothing. Models, seeds, sampling and limits
+are the same, and every evictor fires every 16 tokens. Both use the processor and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.ratios import Ratio, Side, Size, in_turns, rate
+from benchmarks.vllm_speed import CONTEXT, SETTINGS, Setting, ours, run_ours
+from kvrescue import Limits, Proposer, Rescue
+from kvrescue.evaluation.bill import bills
+from kvrescue.evictors import RKV, Evictor
+from kvrescue.policies import TorchPolicy
+from kvrescue.scorers.base import Scorer
+
+__all__ = ["ratios"]
+
+INTERVAL = 16
+
+
+def ratios(size: Size) -> list[Ratio]:
+    found = _compared("tiny", size.pick(8, 8, 2), size.pick(2, 1, 1))
+    if size is not Size.SMOKE:
+        found += _compared("smollm2", size.pick(2, 2, 1), size.pick(2, 1, 1))
+    return found
+
+
+def _compared(name: str, problems: int, turns: int) -> list[Ratio]:
+    setting = SETTINGS[name]
+    questions = [b.question for b in bills("test", seed=5, count=problems)]
+    scorer, _ = setting.scorer()
+    evictors: dict[str, RKV] = {
+        "budget >= length": RKV(budget=CONTEXT - 28, window=12, interval=INTERVAL),
+        "evicted": RKV(**{**dict(setting.evictor), "interval": INTERVAL}),
+    }
+    rescues: dict[str, Rescue] = {}
+    for how, evictor in evictors.items():
+        rescues[f"vLLM, {how}"] = ours(setting, evictor, scorer, problems)
+        rescues[f"torch, {how}"] = _on_torch(setting, evictor, scorer, problems)
+    sides: dict[str, Callable[[], float]] = {
+        side: partial(rate, partial(run_ours, rescue, questions))
+        for side, rescue in rescues.items()
+    }
+    for rescue in rescues.values():
+        run_ours(rescue, questions[:2])
+    measured = in_turns(sides, turns, warm_up=())
+    for rescue in rescues.values():
+        rescue.close()
+    return [
+        Ratio(
+            name=f"{name}: vLLM over torch, {how}",
+            above=Side("vLLM backend", measured[f"vLLM, {how}"]),
+            below=Side("torch engine", measured[f"torch, {how}"]),
+            unit=f"committed steps per second, best-of-{setting.n} of {problems} problems",
+            clock="cpu",
+            means="Which of the two engines solves sooner on one core: above 1, it is vLLM's.",
+            means_not="what it is on a GPU, for which vLLM is made; here its kernels for "
+            "processors run.",
+        )
+        for how in evictors
+    ]
+
+
+def _on_torch(setting: Setting, evictor: Evictor, scorer: Scorer, problems: int) -> Rescue:
+    return Rescue(
+        [
+            Proposer(
+                TorchPolicy(model, evictor=None if i else evictor, max_context=CONTEXT),
+                n=setting.n,
+                name="helper" if i else "base",
+            )
+            for i, model in enumerate(setting.models)
+        ],
+        scorer,
+        sampling=setting.sampling,
+        limits=Limits(max_output_tokens=setting.limit),
+        concurrency=problems,
+    )

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.benchmarks.fakes.passes import ratios
+
+__all__ = ["ratios"]
