@@ -36,8 +36,8 @@ __all__ = ["Engine"]
 class Engine:
     """Runs one model for any number of concurrent trajectories on one event loop.
 
-    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`); None where it is possible.
-    Raises ConfigError for graphs that cannot be had.
+    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`). Raises ConfigError where they
+    cannot be had.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         pieces: TokenText | None = None,
         eos: frozenset[int] = frozenset(),
         max_live_rows: int = 1024,
-        graphs: bool | None = None,
+        graphs: bool = False,
     ) -> None:
         self.adapter = adapter
         self.pieces = pieces

@@ -10,7 +10,6 @@ A row that only fills a bucket up lies behind the live rows: what it writes is r
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ __all__ = ["CudaGraphs", "GraphAPI", "GraphedDecoder", "StaticBatch", "graphs_fo
 MOST: Final = 48
 """Graphs kept at once; the one that was used longest ago makes room."""
 
-_log: Final = logging.getLogger("kvrescue.engine.graphs")
 _HOST_ROPE: Final = ("dynamic", "longrope")
 """Rotary embeddings that ask the positions for their maximum on the host."""
 
@@ -125,23 +123,21 @@ class _Step:
 class GraphedDecoder:
     """Runs decode steps of one store from graphs, and captures what it has no graph of."""
 
-    def __init__(self, adapter: ModelAdapter, api: GraphAPI, *, required: bool = True) -> None:
-        self.adapter, self.api, self.required = adapter, api, required
+    def __init__(self, adapter: ModelAdapter, api: GraphAPI) -> None:
+        self.adapter, self.api = adapter, api
         self.captured = 0
         """Graphs made so far."""
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
         self._keys: Tensor | None = None
-        self._given_up = False
 
     @torch.no_grad()
-    def step(self, store: SlotStore, tokens: np.ndarray) -> Tensor | None:
+    def step(self, store: SlotStore, tokens: np.ndarray) -> Tensor:
         """Feed `tokens` [live] to the first rows; hidden states [live, 1, hidden], which the next
-        step overwrites. None where the device cannot capture: nothing has happened then.
+        step overwrites.
 
-        Raises PolicyError there when graphs are `required`.
+        Raises:
+            PolicyError: the device cannot capture a step; the store is as it was.
         """
-        if self._given_up:
-            return None
         live = len(tokens)
         rows = rows_bucket(live)
         wanted = int(store.length[:live].max()) + 1
@@ -158,14 +154,10 @@ class GraphedDecoder:
             try:
                 found = self._steps[rows, stop] = self._capture(batch)
             except RuntimeError as error:
-                if self.required:
-                    raise PolicyError(
-                        f"{self.adapter.name}: graphs = True: decode steps cannot be captured: "
-                        f"{error}; leave it out"
-                    ) from error
-                self._given_up = True
-                _log.warning("decode steps of %s are not captured: %s", self.adapter.name, error)
-                return None
+                raise PolicyError(
+                    f"{self.adapter.name}: graphs = True: decode steps cannot be captured: "
+                    f"{error}; leave it out"
+                ) from error
             while len(self._steps) > MOST:
                 self._steps.popitem(last=False)
         self._steps.move_to_end((rows, stop))
@@ -208,14 +200,12 @@ def width_bucket(width: int) -> int:
     return bucket
 
 
-def graphs_for(adapter: ModelAdapter, shape: KVShape, wanted: bool | None) -> GraphedDecoder | None:
-    """A decoder for `wanted` True, and for None where the device and the model allow one.
+def graphs_for(adapter: ModelAdapter, shape: KVShape) -> GraphedDecoder:
+    """A decoder of the model.
 
     Raises:
-        ConfigError: graphs are wanted and cannot be had; it says why.
+        ConfigError: the device or the model does not allow one; it says why.
     """
-    if wanted is False:
-        return None
     parameters = getattr(adapter.config, "rope_parameters", None) or {}
     rope = str(parameters.get("rope_type", "default"))
     why = None
@@ -225,8 +215,6 @@ def graphs_for(adapter: ModelAdapter, shape: KVShape, wanted: bool | None) -> Gr
         why = "the evictor accumulates attention, which is not captured"
     elif rope in _HOST_ROPE:
         why = f"rotary embeddings of type {rope!r} read positions on the host"
-    if why is None:
-        return GraphedDecoder(adapter, CudaGraphs(adapter.device), required=bool(wanted))
-    if wanted:
+    if why is not None:
         raise ConfigError(f"{adapter.name}: graphs = True: {why}; leave it out")
-    return None
+    return GraphedDecoder(adapter, CudaGraphs(adapter.device))

@@ -26,7 +26,7 @@ class Runner:
     """What parked and live rows share: forward passes, eviction and their counters."""
 
     def __init__(
-        self, adapter: ModelAdapter, evictor: Evictor | None, graphs: bool | None = None
+        self, adapter: ModelAdapter, evictor: Evictor | None, graphs: bool = False
     ) -> None:
         self.adapter = adapter
         if evictor is not None and not evictor.bounded:
@@ -38,7 +38,7 @@ class Runner:
             attention=bool(evictor and evictor.needs_attention),
             tracker=self.eviction.tracker if self.eviction else None,
         )
-        self.graphs = graphs_for(adapter, self.shape, graphs)
+        self.graphs = graphs_for(adapter, self.shape) if graphs else None
         self.tokens_fed = 0
         """Tokens that went through the model, padding not counted."""
 
@@ -63,10 +63,8 @@ class Runner:
         """Hidden states [rows, 1, hidden] of one token per row, `tokens` [rows]; they are read
         before the next call."""
         if self.graphs is not None:
-            hidden = self.graphs.step(store, tokens)
-            if hidden is not None:
-                self.tokens_fed += len(tokens)
-                return hidden
+            self.tokens_fed += len(tokens)
+            return self.graphs.step(store, tokens)
         return self.forward(store, tokens[:, None], np.ones(len(tokens), dtype=np.int64))
 
     def evict(self, store: SlotStore, count: int) -> np.ndarray:

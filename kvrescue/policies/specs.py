@@ -42,8 +42,9 @@ class TorchPolicySpec(PolicySpec):
     """None: CUDA when there is one, else the CPU."""
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on the CPU."""
-    graphs: bool | None = None
-    """Decode from CUDA graphs; None: on CUDA, where the model and the evictor allow it."""
+    graphs: bool = False
+    """Decode from CUDA graphs. Off, because no GPU has run them yet: `python -m benchmarks.gpu`
+    compares them with steps that are not captured."""
 
     def build(self) -> TorchPolicy:
         from kvrescue.policies.torch import TorchPolicy

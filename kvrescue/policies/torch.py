@@ -22,9 +22,8 @@ class TorchPolicy(LocalPolicy):
 
     `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
-    "raw" encodes it as it is. `graphs` True decodes from CUDA graphs, False does not, None does on
-    CUDA where the model and the evictor allow it. Raises ModelLoadError, and ConfigError for graphs
-    that cannot be had.
+    "raw" encodes it as it is. `graphs` decodes from CUDA graphs. Raises ModelLoadError, and
+    ConfigError for graphs that cannot be had.
     """
 
     @checked_by(TorchPolicySpec, but=["evictor"])
@@ -39,7 +38,7 @@ class TorchPolicy(LocalPolicy):
         max_live_rows: int = 1024,
         device: str | None = None,
         dtype: DType = "auto",
-        graphs: bool | None = None,
+        graphs: bool = False,
     ) -> None:
         check_evictor(evictor)
         checkpoint = resolve(model)
