@@ -33,7 +33,7 @@ __all__ = [
     "score_of",
 ]
 
-WORDS = ("", " \n\n", "a\n\n", "b\n\n", "c d\n\n", "e \\boxed{7}\n\n", "loop loop loop")
+WORDS = ("\n\n", " \n\n", "a\n\n", "b\n\n", "c d\n\n", "e \\boxed{7}\n\n", "loop loop loop\n\n")
 """Texts of scripted candidates: empty, blank, ordinary, an answer, a loop."""
 
 Trouble: TypeAlias = Callable[[str], None]
@@ -77,6 +77,7 @@ def draw(
         stop, verdict = StopReason.ABORTED, Verdict("fake", "flagged", 1, 2.0, 1.0)
     elif chance.random() < habits.eos:
         stop = StopReason.EOS
+        pieces[-1] = pieces[-1].removesuffix("\n\n")
     if len(pieces) > cap:
         pieces = pieces[:cap]
         stop = stop if verdict else cut
