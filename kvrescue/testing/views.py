@@ -140,21 +140,23 @@ class Checks(Drawing):
         before = [drawn(c) for c in wanted]
         if [drawn(c) for c in later] == before:
             return
-        law = laws.SEED
-        if not scene.turns:
-            anew = [await self.once(scene, seeds) for _ in range(3)]
-            if all([drawn(c) for c in one] == before for one in anew):
-                law = laws.FORKS
+        law = laws.FORKS if await self.moves(scene) else laws.SEED
         self.same(law, wanted, later, how)
 
-    async def once(self, scene: Scene, seeds: Sequence[int]) -> list[Candidate]:
-        """The first candidates of a new view."""
+    async def moves(self, scene: Scene) -> bool:
+        """Whether drawing moves a view on: two new views draw other candidates the second time,
+        and both the same."""
         __tracebackhide__ = True
-        view = await self.open(scene.question)
-        try:
-            return await self.propose(view, len(seeds), scene.tokens, seeds)
-        finally:
-            await self.close(view)
+        seeds = [scene.seed + i for i in range(3)]
+        told = []
+        for _ in range(2):
+            view = await self.open(scene.question)
+            try:
+                twice = [await self.propose(view, 3, 40, seeds) for _ in range(2)]
+            finally:
+                await self.close(view)
+            told.append([[drawn(c) for c in found] for found in twice])
+        return told[0] == told[1] and told[0][0] != told[0][1]
 
     async def aborts(
         self, view: View, scene: Scene, free: Sequence[Candidate], position: int
