@@ -121,10 +121,13 @@ class Checks(Drawing):
             cut = await self.propose(view, n, tokens, seeds, max_tokens=short)
             for whole, part in zip(drawn, cut, strict=True):
                 if whole.token_ids[: part.n_tokens] != part.token_ids:
+                    await self.settled(view, scene, drawn)
                     seen = f"candidate {part.index} is {shown(whole)}; cut: {shown(part)}"
                     broken(laws.LIMITS, self.who, seen, "its beginning")
             if not scene.turns:
                 other = await self.propose(twin, n, tokens, seeds)
+                if [c.text for c in other] != [c.text for c in drawn]:
+                    await self.settled(view, scene, drawn)
                 self.same(laws.REOPEN, drawn, other, "from a view opened again")
         position = max(1, tokens // 2)
         await self.aborts(view, scene, drawn, position)
@@ -142,6 +145,12 @@ class Checks(Drawing):
             return
         law = laws.FORKS if await self.moves(scene) else laws.SEED
         self.same(law, wanted, later, how)
+
+    async def settled(self, view: View, scene: Scene, found: Sequence[Candidate]) -> None:
+        """Before another law is told: is it chance?"""
+        __tracebackhide__ = True
+        for _ in range(5):
+            await self.again(view, scene, found, range(scene.n), "drawn again")
 
     async def moves(self, scene: Scene) -> bool:
         """Whether drawing moves a view on: two new views draw other candidates the second time,

@@ -222,7 +222,7 @@ class Advances(View):
 
     async def drawn(self, n: int, seeds: Sequence[int], rest: tuple[Any, ...]) -> list[Candidate]:
         found = await super().drawn(n, seeds, rest)
-        self.history.append("")
+        self.history.append("drawn")
         return found
 
 
