@@ -11,16 +11,19 @@ __all__ = ["DETECTOR_LAWS"]
 
 RUNS: Final = Law(
     "runs",
-    "Every token is read without an error.",
-    "One odd token ends the run with a PolicyError.",
-    "Empty text, text of several characters, emoji and a repeated token id all occur.",
+    "A state is started in every context, and reads every token, without an error.",
+    "One odd token, or the first step that is committed, ends the run with a PolicyError.",
+    "Empty text, text of several characters, emoji and a repeated token id all occur; a context "
+    "may have no steps.",
 )
 FIRES: Final = Law(
     "fires",
     "Some stream of tokens makes the detector fire.",
     "Nothing at all is known of a detector that never fires, and it never aborts anything.",
-    "Check a configuration with small windows and low thresholds, or give `fires_on=`, a list of "
-    "TokenEvent that must make it fire.",
+    "Check a configuration with small windows and low thresholds, or give `fires_on=`, what must "
+    'make it fire: `fires_on=["wait ", "wait ", "wait "]`, one text per token, or a list of '
+    "TokenEvent where ids or entropies matter; and `context=`, the committed steps, where it needs "
+    "them.",
 )
 VERDICT: Final = Law(
     "verdict",
@@ -58,13 +61,16 @@ DETERMINISTIC: Final = Law(
 )
 FRESH: Final = Law(
     "fresh-start",
-    "`start()` knows nothing of candidates that were read before.",
+    "`start()` and `start_in(context)` give a new state, which knows nothing of candidates that "
+    "were read before.",
     "A candidate is aborted for what an earlier one wrote.",
-    "Create everything that changes in the state's `__init__`, nothing of it in the detector.",
+    "Create everything that changes in the state's `__init__`, nothing of it in the detector, the "
+    "class or the module.",
 )
 INDEPENDENT: Final = Law(
     "independent-states",
-    "States of candidates that are read side by side do not see each other.",
+    "States of candidates that are read side by side do not see each other, in one context or in "
+    "several.",
     "Candidates are generated in parallel: one is aborted for what its sibling wrote, and results "
     "change with N.",
     "Keep counters and buffers in the state (`self` of the DetectorState), not in the detector, "
@@ -89,12 +95,12 @@ DETECTOR_LAWS: Final[Laws] = (
     OPTIONS,
     RUNS,
     FIRES,
+    DETERMINISTIC,
+    FRESH,
     VERDICT,
     SIDE,
     POSITION,
     CAUSAL,
-    DETERMINISTIC,
-    FRESH,
     INDEPENDENT,
     SPLITS,
     READ_ONLY,

@@ -2,115 +2,171 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import strategies as st
 
 from kvrescue.detectors.base import Detector, TokenEvent
 from kvrescue.errors import ConfigError
 from kvrescue.testing.components import check_options, name_of, require
-from kvrescue.testing.detector_laws import (
-    CAUSAL,
-    DETECTOR_LAWS,
-    DETERMINISTIC,
-    FIRES,
-    FRESH,
-    INDEPENDENT,
-    POSITION,
-    READ_ONLY,
-    RUNS,
-    SIDE,
-    SPLITS,
-    VERDICT,
-)
-from kvrescue.testing.laws import broken, checked_examples, search
-from kvrescue.testing.streams import LONG, Stream
-from kvrescue.types import Verdict
+from kvrescue.testing.detector_laws import DETECTOR_LAWS, FIRES, FRESH, RUNS
+from kvrescue.testing.laws import LawBroken, broken, checked_examples, search
+from kvrescue.testing.pools import QUESTIONS, STEPS, context_of
+from kvrescue.testing.reading import Case, Events, Reading
+from kvrescue.testing.streams import LONG, QUIET, Stream, shrunk, tokens_from
+from kvrescue.types import Context, Question
 
 __all__ = ["DETECTOR_LAWS", "Stream", "check_detector"]
 
 _WORDS = ("a", "ab", " x", "\n", "xyz", "", "é", "数", "\N{GRINNING FACE}b", "0 & 0")
 
 
-@dataclass(frozen=True)
-class _Case:
-    stream: Stream
-    other: Stream
-    cuts: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return str(self.stream)
-
-
 def check_detector(
     detector: Detector,
     *,
-    fires_on: Sequence[TokenEvent] | None = None,
+    fires_on: str | Sequence[TokenEvent | str] | None = None,
+    context: Context | Sequence[str] = (),
     examples: int = 100,
 ) -> None:
     """Search for tokens on which a detector breaks one of `DETECTOR_LAWS`.
 
     Args:
         detector: configured; small windows and low thresholds make verdicts common.
-        fires_on: tokens that make it fire, where no loop, no noise and no high entropy does.
+        fires_on: tokens that make it fire, where no loop, no noise and no high entropy does: a
+            text for each, or a TokenEvent; a text alone is read character by character.
+        context: the committed steps after which they do, for a detector with `start_in`: texts, or
+            a Context.
         examples: streams to try.
 
     Raises:
         LawBroken: it does.
-        ConfigError: not a detector, or not a list of tokens.
+        ConfigError: not a detector, not a list of tokens, or no steps.
     """
     __tracebackhide__ = True
     require(detector, Detector, "detector")
     examples = checked_examples(examples)
-    if fires_on is not None and not (
-        isinstance(fires_on, list | tuple) and all(isinstance(e, TokenEvent) for e in fires_on)
-    ):
-        raise ConfigError("fires_on: expected a list of kvrescue.TokenEvent")
+    given = None if fires_on is None else tokens_from(fires_on, "fires_on")
+    home = _home(context)
     check_options("detector", detector)
     who = name_of("detector", detector)
-    known = _known_stream(detector, who, fires_on)
-    check = _Check(detector, who, known)
-    for stream in (known, Stream()):
-        search(st.just(_Case(stream, Stream())), check, examples=1, component=who, runs=RUNS)
-    search(_cases(known), check, examples=examples, component=who, runs=RUNS)
+    reading = Reading(detector, who, home, _contexts(home))
+    known = _known_stream(reading, given)
+    reading.learn(known.events)
+    for stream in (known, *QUIET):
+        _first(reading, stream)
+    cases = _cases(known, parts=given is not None)
+    search(cases, reading, examples=examples, component=who, runs=RUNS)
+    search(st.just(Case(known, Stream())), reading.remembered, examples=1, component=who, runs=RUNS)
 
 
-def _known_stream(detector: Detector, who: str, fires_on: Sequence[TokenEvent] | None) -> Stream:
-    """Tokens that make the detector fire, and a few that follow."""
+def _home(given: Context | Sequence[str]) -> Context:
+    if isinstance(given, Context):
+        return given
+    if isinstance(given, list | tuple) and all(isinstance(text, str) for text in given):
+        return context_of(QUESTIONS[0], given)
+    raise ConfigError(
+        f"context = {given!r}: expected the texts of the committed steps, or a kvrescue.Context"
+    )
+
+
+def _contexts(home: Context) -> tuple[Context, ...]:
+    """Others: the same trajectory, its question anew, another question, without steps and with."""
+    question, steps = home.question.text, [step.text for step in home.steps]
+    other = QUESTIONS[1] if question != QUESTIONS[1] else QUESTIONS[0]
+    return (
+        home,
+        Context(home.question),
+        context_of(question, [*steps, STEPS[1]]),
+        context_of(other),
+        context_of(other, STEPS[2:5]),
+    )
+
+
+def _first(reading: Reading, stream: Stream) -> None:
+    """A stream that is always read; where it breaks a law, so do fewer tokens of it."""
     __tracebackhide__ = True
-    streams = LONG if fires_on is None else (Stream(head=tuple(fires_on)),)
+    who = reading.who
+    try:
+        search(st.just(Case(stream, Stream())), reading, examples=1, component=who, runs=RUNS)
+    except LawBroken as error:
+        found = error
+    else:
+        return
+
+    def breaks(events: Events) -> bool:
+        nonlocal found
+        try:
+            reading(Case(Stream(events), Stream()))
+        except LawBroken as error:
+            if error.law is found.law:
+                found = error
+                return True
+        return False
+
+    shrunk(stream.events, breaks)
+    raise found.again(None) from found.__cause__
+
+
+def _known_stream(reading: Reading, given: Events | None) -> Stream:
+    """Tokens that make the detector fire, and a few that follow; quiet ones are read before."""
+    __tracebackhide__ = True
+    detector, who = reading.detector, reading.who
+    streams = LONG if given is None else (Stream(given),)
 
     def fires(stream: Stream) -> int:
-        state = detector.start()
-        for n, event in enumerate(stream.events, 1):
-            if state.update(event) is not None:
-                return n
-        return 0
+        verdict, count = reading.raw(detector, stream.events)
+        reading.firsts.setdefault(stream.events, verdict)
+        return 0 if verdict is None else count
 
-    tried: list[Stream] = []
+    tried: list[tuple[Stream, int]] = []
 
     def find(stream: Stream) -> None:
-        if not tried and fires(stream):
-            tried.append(stream)
+        if not tried and (count := fires(stream)):
+            tried.append((stream, count))
 
+    def quiet(stream: Stream) -> None:
+        fires(stream)
+
+    for stream in QUIET:
+        search(st.just(stream), quiet, examples=1, component=who, runs=RUNS)
     for stream in streams:
         search(st.just(stream), find, examples=1, component=who, runs=RUNS)
+
+    def plainly(stream: Stream) -> None:
+        reading.raw(detector, stream.events, plain=True)
+
     if not tried:
-        given = "`fires_on`" if fires_on is not None else f"{len(streams)} streams of 1,500 tokens"
-        broken(FIRES, who, f"no verdict on {given}", "one")
-    found = tried[0]
-    if not found.block:
-        return found
-    count = -(-(fires(found) - len(found.head)) // len(found.block))
-    return dataclasses.replace(found, count=max(1, count), tail=found.block[:3])
+        if given is not None:
+            _look_elsewhere(reading, given)
+        seen = f"no verdict on {len(streams)} streams of 1,500 tokens"
+        if given is not None:
+            seen = f"no verdict on `fires_on`, {Stream(given)}"
+            steps = [step.text for step in reading.home.steps]
+            seen += f", after {steps}" if steps else ", in a context without steps (`context=`)"
+        broken(FIRES, who, seen, "one")
+    found, count = tried[0]
+    if found.block:
+        times = -(-(count - len(found.head)) // len(found.block))
+        shorter = dataclasses.replace(found, count=max(1, times), tail=found.block[:3])
+        reading.firsts[shorter.events] = reading.firsts.pop(found.events)
+        found = shorter
+    search(st.just(found), plainly, examples=1, component=who, runs=RUNS)
+    return found
 
 
-def _cases(known: Stream) -> st.SearchStrategy[_Case]:
+def _look_elsewhere(reading: Reading, given: Events) -> None:
+    """Does it fire in a context that nobody has named yet? Then it is what was read that counts."""
+    __tracebackhide__ = True
+    home = reading.home
+    new = Context(Question(home.question.text, "asked nowhere else"), home.steps)
+    verdict, count = reading.raw(reading.detector, given, new)
+    if verdict is not None:
+        seen = f"a verdict at token {count} in a context asked for the first time; none after other"
+        reading.fail(FRESH, given, f"{seen} candidates of it were read", "the same", count)
+
+
+def _cases(known: Stream, *, parts: bool) -> st.SearchStrategy[Case]:
     events = st.builds(
         TokenEvent,
         token_id=st.integers(0, 3),
@@ -130,217 +186,10 @@ def _cases(known: Stream) -> st.SearchStrategy[_Case]:
         few,
         few,
     )
-    streams = st.one_of(free, around)
+    places = st.integers(0, len(known.head))
+    part = st.builds(
+        lambda one, two: Stream(known.head[min(one, two) : max(one, two)]), places, places
+    )
+    streams = st.one_of(free, part, around) if parts else st.one_of(free, around)
     cuts = st.lists(st.integers(1, 6), min_size=1, max_size=6).map(tuple)
-    return st.builds(_Case, streams, streams, cuts)
-
-
-class _Check:
-    """The laws on one case, in the order in which they build on one another."""
-
-    def __init__(self, detector: Detector, who: str, known: Stream) -> None:
-        self.detector, self.who = detector, who
-        self.pristine = copy.deepcopy(detector)
-        self.side = 0.0
-        """Sign of value - threshold; 0 while no verdict has told."""
-        self.of_text = False
-        first = self.raw(detector, known.events)[0]
-        if isinstance(first, Verdict):
-            self.side = _sign(first)
-            self.of_text = first.char_position is not None
-
-    def __call__(self, case: _Case) -> None:
-        __tracebackhide__ = True
-        events, other = case.stream.events, case.other.events
-        verdict = self.read(events)
-        self.repeated(events, other, verdict)
-        self.together(events, other, verdict)
-        self.future(events, other, verdict)
-        if self.of_text:
-            self.split(events, case.cuts or (1,), verdict)
-
-    @staticmethod
-    def raw(detector: Detector, events: Sequence[TokenEvent]) -> tuple[Any, int]:
-        """What the detector returns, and after how many tokens."""
-        state = detector.start()
-        for count, event in enumerate(events, 1):
-            verdict = state.update(event)
-            if verdict is not None:
-                return verdict, count
-        return None, len(events)
-
-    def read(self, events: Sequence[TokenEvent]) -> Verdict | None:
-        """The verdict on fresh tokens, which is checked."""
-        __tracebackhide__ = True
-        shown = [dataclasses.replace(event) for event in events]
-        verdict, count = self.raw(self.detector, shown)
-        if shown != list(events):
-            place = next(i for i, e in enumerate(events) if shown[i] != e)
-            broken(READ_ONLY, self.who, f"token {place + 1} is now {shown[place]}", "as it was")
-        if self.detector != self.pristine:
-            broken(READ_ONLY, self.who, f"it is now {self.detector!r}", f"{self.pristine!r}")
-        if verdict is not None:
-            self.well_formed(verdict, events, count)
-        found: Verdict | None = verdict
-        return found
-
-    def well_formed(self, verdict: Any, events: Sequence[TokenEvent], count: int) -> None:
-        __tracebackhide__ = True
-        if not isinstance(verdict, Verdict):
-            broken(VERDICT, self.who, f"update returned {verdict!r}", "a Verdict, or None")
-        if verdict.detector != self.detector.kind:
-            broken(VERDICT, self.who, f"detector = {verdict.detector!r}", f"{self.detector.kind!r}")
-        if not isinstance(verdict.reason, str) or not verdict.reason.strip():
-            broken(VERDICT, self.who, f"reason = {verdict.reason!r}", "a sentence")
-        for name in ("value", "threshold"):
-            number = getattr(verdict, name)
-            if not isinstance(number, int | float) or not math.isfinite(number):
-                broken(VERDICT, self.who, f"{name} = {number!r}", "a finite number")
-        position = verdict.position
-        if position != count:
-            # One too few may be counting from 0; more than that has waited for later tokens.
-            law = CAUSAL if isinstance(position, int) and 0 < position < count - 1 else POSITION
-            broken(
-                law, self.who, f"position {position!r}, returned after {count} tokens", f"{count}"
-            )
-        chars = sum(len(event.text) for event in events[:count])
-        place = verdict.char_position
-        if (place is not None) != self.of_text:
-            broken(
-                VERDICT,
-                self.who,
-                f"char_position = {place!r}, while another verdict "
-                + ("has one" if self.of_text else "has none"),
-                "all verdicts with it, or none",
-            )
-        if place is not None and not 0 < place <= chars:
-            broken(
-                VERDICT, self.who, f"char_position = {place} of {chars} characters", f"1 to {chars}"
-            )
-        side = _sign(verdict)
-        if side and self.side and side != self.side:
-            where = "above" if side > 0 else "below"
-            broken(
-                SIDE,
-                self.who,
-                f"value {verdict.value:g} lies {where} the threshold {verdict.threshold:g}; on "
-                "another stream it lay on the other side",
-                "one side",
-            )
-
-    def repeated(
-        self, events: Sequence[TokenEvent], other: Sequence[TokenEvent], verdict: Verdict | None
-    ) -> None:
-        __tracebackhide__ = True
-        one = self.anew(events, 2)
-        self.raw(self.detector, other)  # a candidate in between
-        again = self.raw(self.detector, events)[0]
-        if again != verdict or verdict != one:
-            self.anew(events, 20)  # or is it chance?
-            later = again if again != verdict else verdict
-            first = verdict if again != verdict else one
-            broken(
-                FRESH,
-                self.who,
-                f"{_short(first)} at first; {_short(later)} after other candidates were read",
-                "the same verdict",
-            )
-
-    def anew(self, events: Sequence[TokenEvent], times: int) -> Verdict | None:
-        """The verdict of copies that have read nothing; the same every time."""
-        __tracebackhide__ = True
-        first: Verdict | None = self.raw(copy.deepcopy(self.pristine), events)[0]
-        for _ in range(times - 1):
-            other = self.raw(copy.deepcopy(self.pristine), events)[0]
-            if other != first:
-                seen = f"{_short(first)}, then {_short(other)}"
-                broken(DETERMINISTIC, self.who, seen, "the same twice")
-        return first
-
-    def together(
-        self, events: Sequence[TokenEvent], other: Sequence[TokenEvent], verdict: Verdict | None
-    ) -> None:
-        __tracebackhide__ = True
-        alone = [verdict, self.raw(self.detector, other)[0]]
-        streams = (events, other)
-        found: list[Verdict | None] = [None, None]
-        states = [self.detector.start(), self.detector.start()]
-        for n in range(max(map(len, streams))):
-            for row, stream in enumerate(streams):
-                if n < len(stream) and found[row] is None:
-                    found[row] = states[row].update(stream[n])
-        for row in range(2):
-            if found[row] != alone[row]:
-                broken(
-                    INDEPENDENT,
-                    self.who,
-                    f"{_short(alone[row])} alone; {_short(found[row])} beside a candidate of "
-                    f"{len(streams[1 - row])} tokens",
-                    "the same verdict",
-                )
-
-    def future(
-        self, events: Sequence[TokenEvent], other: Sequence[TokenEvent], verdict: Verdict | None
-    ) -> None:
-        __tracebackhide__ = True
-        last = len(events) if verdict is None else verdict.position
-        later = self.raw(self.detector, [*events[:last], *other])[0]
-        if verdict is None:
-            if later is not None and later.position <= last:
-                broken(CAUSAL, self.who, f"with more tokens behind: {_short(later)}", "no verdict")
-            return
-        if later != verdict:
-            broken(
-                CAUSAL,
-                self.who,
-                f"{_short(verdict)}; with other tokens behind: {_short(later)}",
-                "the same verdict",
-            )
-        early = self.raw(self.detector, events[: last - 1])[0]
-        if early is not None:
-            broken(
-                CAUSAL,
-                self.who,
-                f"{_short(verdict)}; where the candidate ends before: {_short(early)}",
-                "no verdict",
-            )
-
-    def split(
-        self, events: Sequence[TokenEvent], cuts: Sequence[int], verdict: Verdict | None
-    ) -> None:
-        __tracebackhide__ = True
-        text = "".join(event.text for event in events)
-        pieces, start, turn = [], 0, 0
-        while start < len(text):
-            width = cuts[turn % len(cuts)]
-            pieces.append(TokenEvent(turn, text[start : start + width], 1.0))
-            start, turn = start + width, turn + 1
-        for tokens in (pieces, [TokenEvent(0, text, 1.0)] if text else []):
-            found = self.raw(self.detector, tokens)[0]
-            if _of_text(found) != _of_text(verdict):
-                broken(
-                    SPLITS,
-                    self.who,
-                    f"{_short(verdict)} in {len(events)} tokens; {_short(found)} in {len(tokens)} "
-                    f"tokens of {len(tokens[0].text) if len(tokens) == 1 else list(cuts)} "
-                    "characters",
-                    "the same character and value",
-                )
-
-
-def _sign(verdict: Verdict) -> float:
-    gap = verdict.value - verdict.threshold
-    return math.copysign(1.0, gap) if gap else 0.0
-
-
-def _of_text(verdict: Verdict | None) -> tuple[int | None, float] | None:
-    return None if verdict is None else (verdict.char_position, verdict.value)
-
-
-def _short(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return "no verdict"
-    if not isinstance(verdict, Verdict):
-        return repr(verdict)
-    chars = "" if verdict.char_position is None else f", character {verdict.char_position}"
-    return f"fires at token {verdict.position}{chars} with {verdict.value:.6g}"
+    return st.builds(Case, streams, streams, cuts, st.integers(0, 4))

@@ -26,11 +26,13 @@ RUNS: Final = Law(
 )
 SCORES: Final = Law(
     "float32-scores",
-    "`score` returns finite float32 numbers [rows, kv_heads, length], whatever the cache's dtype.",
+    "`score` returns a tensor of finite numbers [rows, kv_heads, length] in float32 (or float64), "
+    "whatever the cache's dtype.",
     "The run ends with an EvictorError, or ranks entries by numbers that bfloat16 cannot tell "
     "apart.",
-    "Convert what you read (`kv.keys.float()`) before computing, and use a large negative number "
-    "for what is to go first, not -inf.",
+    "Convert what you read (`kv.keys.float()`) before computing, reduce over the last axis only "
+    "(one number per KV head and entry), and use a large negative number for what is to go first, "
+    "not -inf.",
 )
 PRECISION: Final = Law(
     "precision",

@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvrescue.detectors.bank import DetectorBank
 from kvrescue.detectors.base import Detector, Source, TokenEvent
@@ -27,12 +27,13 @@ __all__ = [
     "FakeView",
     "Habits",
     "Log",
+    "Record",
     "Trouble",
     "draw",
     "score_of",
 ]
 
-WORDS = ("", " \n\n", "a\n\n", "b\n\n", "c d\n\n", "e \\boxed{7}\n\n", "loop loop loop")
+WORDS = ("\n\n", " \n\n", "a\n\n", "b\n\n", "c d\n\n", "e \\boxed{7}\n\n", "loop loop loop\n\n")
 """Texts of scripted candidates: empty, blank, ordinary, an answer, a loop."""
 
 Trouble: TypeAlias = Callable[[str], None]
@@ -76,6 +77,7 @@ def draw(
         stop, verdict = StopReason.ABORTED, Verdict("fake", "flagged", 1, 2.0, 1.0)
     elif chance.random() < habits.eos:
         stop = StopReason.EOS
+        pieces[-1] = pieces[-1].removesuffix("\n\n")
     if len(pieces) > cap:
         pieces = pieces[:cap]
         stop = stop if verdict else cut
@@ -235,6 +237,10 @@ class FakeView(View):
         return self.policy.context - self.length
 
 
+class Record(list[Any]):
+    """A list that grows on purpose: what a fake was asked. `check_scorer` does not count it."""
+
+
 def score_of(context_text: str, text: str, levels: int = 4) -> float:
     """A score with many ties."""
     return random.Random(f"{context_text}#{text}").randrange(levels + 1) / levels
@@ -252,17 +258,22 @@ class FakeScorer(Scorer):
         self.change = change or (lambda scores: scores)
         self.trouble = trouble or _calm
         self.delay = delay
-        self.asked: list[list[str]] = []
-        self.contexts: list[str] = []
+        self.asked: list[list[str]] = Record()
+        self.contexts: list[str] = Record()
         """Text of the context of each call."""
-        self.released: list[int] = []
-        self.trajectories: set[int] = set()
+        self.released: list[int] = Record()
+        self._scored: list[int] = Record()
         self.finished = False
+
+    @property
+    def trajectories(self) -> set[int]:
+        """Those that were scored."""
+        return set(self._scored)
 
     async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
         await asyncio.sleep(self.delay)
         self.trouble("score")
-        self.trajectories.add(context.trajectory)
+        self._scored.append(context.trajectory)
         self.contexts.append(context.text)
         self.asked.append([candidate.text for candidate in candidates])
         scores = [score_of(context.text, candidate.text) for candidate in candidates]

@@ -39,6 +39,8 @@ class Law:
     meaning: str
     """What a breach does to a run."""
     way_out: str
+    slow: bool = False
+    """Whether an input that breaks it takes so long that none smaller is looked for."""
 
     def __str__(self) -> str:
         return self.name
@@ -154,6 +156,8 @@ def search(
         if seen.law is not first[0][0]:
             return None
         found[case] = seen
+        if seen.law.slow:
+            raise _Enough
         return seen
 
     @settings(

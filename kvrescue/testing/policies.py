@@ -12,7 +12,7 @@ from kvrescue.errors import ConfigError
 from kvrescue.policies.base import Policy, PolicySpec
 from kvrescue.testing.components import OPTIONS, check_options
 from kvrescue.testing.laws import Law, Laws, checked_examples, search
-from kvrescue.testing.loops import building
+from kvrescue.testing.loops import ENDS, building, checked_seconds
 
 __all__ = ["POLICY_LAWS", "Scene", "check_policy"]
 
@@ -20,14 +20,26 @@ RUNS: Final = Law(
     "runs",
     "Opening, proposing, committing and closing work on an ordinary question.",
     "The run ends with a PolicyError.",
-    "One candidate, several, steps of one token and steps of a foreign policy all occur.",
+    "One candidate, several, steps of one token and steps of a foreign policy all occur. `open`, "
+    "`propose`, `commit`, `close` and `aclose` are coroutines.",
 )
 CANDIDATES: Final = Law(
     "candidates",
     "`propose` returns n candidates: indices 0 to n-1, labelled with the view's name, each with "
-    "its seed, one entropy per token (or none), and a verdict exactly where it was aborted.",
+    "its seed, one entropy and one of the growing `char_ends` per token (or none), and a verdict "
+    "exactly where it was aborted.",
     "The selector ends the run with a PolicyError, or reports count what nobody drew.",
-    "Label candidates with the `name` given to `open`, and number them as their seeds.",
+    "Label candidates with the `name` given to `open`, and number them as their seeds; `stop` is "
+    "`StopReason.ABORTED` where a detector fired.",
+)
+STOP: Final = Law(
+    "stop-reason",
+    "A step ends with the first separator of its text and says `separator` then and only then; "
+    "`eos` where the writer has ended, `length` or `context` where a limit cut it at that limit.",
+    "A step that says `eos` ends the trajectory half-way, one that does not is continued after its "
+    "answer; two steps in one are scored, and screened, as one.",
+    "Stop at `sampling.separator`, which is the end of the text, and derive `stop` from what ended "
+    "the step. What is left of a separator that began in a step cut by a limit does not count.",
 )
 SEED: Final = Law(
     "seed-alone",
@@ -39,10 +51,11 @@ SEED: Final = Law(
 )
 FORKS: Final = Law(
     "fork-isolation",
-    "Drawing candidates leaves the view as it was; a step that is committed acts as if its "
-    "siblings had never been drawn.",
+    "Drawing candidates leaves the view as it was, drawing again gives the same; a step that is "
+    "committed acts as if its siblings had never been drawn.",
     "What a rejected candidate wrote stays in the cache: the model goes on from a mixture.",
-    "Copy the parked state for each candidate, and restore positions and counters too.",
+    "Let `commit` alone advance the view: copy the parked state for each candidate, and restore "
+    "positions and counters too.",
 )
 COMMIT: Final = Law(
     "commit",
@@ -76,7 +89,8 @@ STATS: Final = Law(
 )
 INDEPENDENT: Final = Law(
     "independent-views",
-    "Views of several trajectories, used at the same time, draw what each draws alone.",
+    "Every `open` gives a view of its own; views of several trajectories, used at the same time, "
+    "draw what each draws alone, and have the same length and room.",
     "Problems are solved side by side: one continues another one's text.",
     "Key every state by view, and keep nothing on the policy across an `await`.",
 )
@@ -89,20 +103,23 @@ REOPEN: Final = Law(
 CLOSE: Final = Law(
     "close",
     "`close` frees everything, may be called twice, and works after a proposal was cancelled; "
-    "views can be opened and closed for ever. `aclose` of the policy may be called twice.",
+    "views can be opened and closed for ever, and leave no asyncio task behind. `aclose` of the "
+    "policy may be called twice, and ends all that it started.",
     "A long run ends with a CapacityError after some problems, or fails while it ends.",
-    "Free forks and the parked state in `close`, whatever is in flight; offer `in_use` on the "
-    "policy or its `engine`, and the kit looks there.",
+    "Free forks and the parked state in `close`, whatever is in flight, and cancel and await tasks "
+    "of your own; offer `in_use` on the policy or its `engine`, and the kit looks there.",
 )
 
 POLICY_LAWS: Final[Laws] = (
     OPTIONS,
     RUNS,
+    ENDS,
     CANDIDATES,
-    SEED,
-    FORKS,
-    COMMIT,
     LIMITS,
+    STOP,
+    FORKS,
+    SEED,
+    COMMIT,
     VERDICT,
     STATS,
     INDEPENDENT,
@@ -137,11 +154,19 @@ class Scene:
         return [self.seed + i for i in range(self.n)]
 
 
+SCENES: Final = (
+    Scene(QUESTIONS[1], tokens=6, seed=3, turns=("foreign", "own")),
+    Scene(QUESTIONS[0], n=2, tokens=40, seed=5, turns=("own", "foreign", "twice", "foreign")),
+)
+"""Steps that are always committed, whatever else is tried."""
+
+
 def check_policy(
     make_policy: Policy | PolicySpec | Callable[[], Any],
     *,
     interval: int = 1,
     seeded: bool = True,
+    seconds: float = 60.0,
     examples: int = 5,
 ) -> None:
     """Search for questions, seeds and orders of operations that break one of `POLICY_LAWS`.
@@ -152,7 +177,8 @@ def check_policy(
         interval: of its evictor; that many entries may exceed B' before it fires.
         seeded: False leaves out the laws that need reproducible sampling (`seed-alone`,
             `fork-isolation`, `independent-views`, `reopen` and the prefix part of `limits`).
-        examples: scenes to try, each of some ten proposals.
+        seconds: that a call may take, by the clock. Code that blocks the thread is waited for.
+        examples: scenes to try besides those that always are, each of some ten proposals.
 
     Raises:
         LawBroken: it does.
@@ -164,10 +190,19 @@ def check_policy(
     examples = checked_examples(examples)
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigError(f"interval = {interval!r}: expected a whole number of 1 or more")
+    seconds = checked_seconds(seconds)
     if isinstance(make_policy, PolicySpec):
         check_options("policy", make_policy)
     with building(make_policy, Policy, PolicySpec, "policy") as (built, run):
-        checks = Checks(built.part, built.name, interval=interval, seeded=seeded)
+        checks = Checks(built.part, built.name, interval=interval, seeded=seeded, seconds=seconds)
+        for always in SCENES:
+            search(
+                st.just(always),
+                lambda scene: run(checks.steps(scene)),
+                examples=1,
+                component=built.name,
+                runs=RUNS,
+            )
         search(
             _scenes(),
             lambda scene: run(checks.scene(scene)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = ["check_case"]
 PAD = -1
 
 
+@torch.no_grad()  # as the engines call it
 def check_case(evictor: Evictor, who: str, case: KVCase) -> None:
     """Raises LawBroken when the evictor breaks a law on this slice."""
     __tracebackhide__ = True
@@ -41,6 +43,25 @@ def check_case(evictor: Evictor, who: str, case: KVCase) -> None:
             check.scores_of(row)
         alone.append(check.kept_alone(row))
     check.batch(alone)
+
+
+def fault_of_form(scores: Any, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """What `score` returned instead of a tensor of this shape, and what it should do."""
+    wanted = f"float32 {list(shape)}"
+    if inspect.iscoroutine(scores):
+        scores.close()
+        return "a coroutine", f"{wanted}: make it `def score`, not `async def`"
+    if scores is None:
+        return "None", f"{wanted}: return the scores"
+    if not isinstance(scores, Tensor):
+        return f"a {type(scores).__name__}", f"{wanted}: a torch.Tensor, as in torch.as_tensor(...)"
+    kind = str(scores.dtype).removeprefix("torch.")
+    seen = f"{kind} {list(scores.shape)}"
+    if tuple(scores.shape) != shape:
+        return seen, f"{wanted}: one number for every row, KV head and entry"
+    if scores.dtype not in (torch.float32, torch.float64):
+        return seen, f"{wanted}: compute in float32 (`kv.keys.float()`)"
+    return None
 
 
 class _Check:
@@ -146,6 +167,7 @@ class _Check:
                 f"without {' and '.join(missing)}: {type(error).__name__}: {error}",
                 "scores from what it declares",
             )
+        self._check_undeclared(scores, row)
         if not self.evictor.needs_keys:
             other = self.score(dataclasses.replace(kv, keys=kv.keys.flip(2)))
             if not same(scores, other):
@@ -157,14 +179,25 @@ class _Check:
                 )
         return scores
 
-    def _check_form(self, scores: object, shape: tuple[int, ...], where: slice) -> None:
+    def _check_undeclared(self, scores: object, row: int) -> None:
+        """No scores at all, and scores where everything is there: it reads what it does not say."""
         __tracebackhide__ = True
-        expected = f"float32 {list(shape)}, finite"
-        if not isinstance(scores, Tensor):
-            broken(laws.SCORES, self.who, f"a {type(scores).__name__}", expected)
-        if tuple(scores.shape) != shape or scores.dtype != torch.float32:
-            kind = str(scores.dtype).removeprefix("torch.")
-            broken(laws.SCORES, self.who, f"{kind} {list(scores.shape)}", expected)
+        missing = [n for n in ("values", "attention") if getattr(self.kv, n) is None]
+        shape = tuple(single_row(self.kv, self.case, row).keys.shape[:3])
+        fault = fault_of_form(scores, shape)
+        if not missing or fault is None:
+            return
+        whole = self.score(single_row(self.everything, self.case, row))
+        if not fault_of_form(whole, shape):
+            seen = f"without {' and '.join(missing)}: {fault[0]}"
+            broken(laws.NEEDS, self.who, seen, "scores from what it declares")
+
+    def _check_form(self, scores: Any, shape: tuple[int, ...], where: slice) -> None:
+        __tracebackhide__ = True
+        expected = f"finite numbers, float32 {list(shape)}"
+        fault = fault_of_form(scores, shape)
+        if fault:
+            broken(laws.SCORES, self.who, *fault)
         finite = torch.isfinite(scores[..., where])
         if not bool(finite.all()):
             _, head, entry = finite.logical_not().nonzero()[0].tolist()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvrescue.detectors.base import TokenEvent
+from kvrescue.errors import ConfigError
+from kvrescue.testing.laws import SHRINK_SECONDS
 
-__all__ = ["LONG", "Stream"]
+__all__ = ["LONG", "QUIET", "Shown", "Stream", "shrunk", "tokens_from"]
+
+_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,79 @@ class Stream:
         return ", then ".join(part for part in parts if part) or "no tokens"
 
 
-def _told(events: Sequence[TokenEvent]) -> str:
-    shown = [f"{e.text!r} (id {e.token_id}, {e.entropy:g} nats)" for e in events[:12]]
-    rest = len(events) - len(shown)
-    return ", ".join(shown) + (f", ... {rest} more" if rest > 0 else "")
+@dataclass(frozen=True)
+class Shown:
+    """What a breach happened on: the candidate, at which of its tokens, and beside whom."""
+
+    events: tuple[TokenEvent, ...]
+    at: int = 0
+    """The token that failed, from 1; 0 where it is not one of them."""
+    where: str = ""
+    """The context; empty where it has no steps."""
+    other: tuple[TokenEvent, ...] | None = None
+    """Another candidate that has to do with it."""
+
+    def __str__(self) -> str:
+        parts = [_told(self.events, self.at) or "no tokens"]
+        if self.where:
+            parts.append(self.where)
+        if self.other:
+            parts.append(f"the other candidate: {_told(self.other)}")
+        return "\n".join(parts)
+
+
+def _told(events: Sequence[TokenEvent], at: int = 0) -> str:
+    first, last = 0, len(events)
+    if last > _SHOWN:
+        first = max(0, min(at - 8, last - 12)) if at else 0
+        last = first + 12
+    shown = ", ".join(
+        f"{e.text!r} (id {e.token_id}, {e.entropy:g} nats)" for e in events[first:last]
+    )
+    before = f"tokens {first + 1} to {last} of {len(events)}: " if first else ""
+    rest = len(events) - last
+    return before + shown + (f", ... {rest} more" if rest > 0 and not first else "")
+
+
+def tokens_from(given: Any, what: str) -> tuple[TokenEvent, ...]:
+    """Tokens of a list of tokens or texts; a text alone is read character by character.
+
+    A text becomes a token with an id that follows from it and an entropy of 1 nat.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(given, str | list | tuple) and all(
+        isinstance(e, str | TokenEvent) for e in given
+    ):
+        return tuple(e if isinstance(e, TokenEvent) else _token(e) for e in given)
+    raise ConfigError(
+        f"{what} = {given!r}: expected a text, or a list of texts or of kvrescue.TokenEvent, as in "
+        f'{what}=["so", " so", " so"]'
+    )
+
+
+def _token(text: str) -> TokenEvent:
+    return TokenEvent(1 + zlib.crc32(text.encode(errors="surrogatepass")) % 50_000, text, 1.0)
+
+
+def shrunk(
+    events: tuple[TokenEvent, ...], breaks: Callable[[tuple[TokenEvent, ...]], bool]
+) -> tuple[TokenEvent, ...]:
+    """Fewer tokens that still break a law: halves, quarters, ... are left out while that lasts."""
+    end = time.process_time() + SHRINK_SECONDS
+    size = (len(events) + 1) // 2
+    while size:
+        start = len(events) - size
+        while start > -size:
+            kept = events[: max(0, start)] + events[start + size :]
+            if time.process_time() > end:
+                return events
+            if breaks(kept):
+                events = kept
+            start -= size
+        size //= 2
+    return events
 
 
 def _long_streams() -> tuple[Stream, ...]:
@@ -56,3 +131,11 @@ def _long_streams() -> tuple[Stream, ...]:
 
 LONG: Final = _long_streams()
 """Streams long enough for detectors with large windows."""
+
+QUIET: Final = (
+    Stream(),
+    Stream(tokens_from(["Tom ", "has ", "3 ", "apples ", "and ", "buys ", "4 ", "more."], "QUIET")),
+    Stream(tokens_from(["leaving ", "7", ";\n\n"], "QUIET")),
+)
+"""Streams that hardly any detector minds, read before anything has fired; the last one is a step of
+another context (`pools.STEPS[3]`)."""

@@ -35,6 +35,7 @@ class TrackedCase:
     seed: int = 0
 
 
+@torch.no_grad()
 def check_case(evictor: Evictor, who: str, case: TrackedCase) -> None:
     """Raises LawBroken when the tracker's scores differ from those of `score`."""
     __tracebackhide__ = True

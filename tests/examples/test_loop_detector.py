@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.loop_detector import StepLoop, normalised
-from kvrescue import DetectorState, TokenEvent, Verdict
+from kvrescue import TokenEvent, Verdict
 from kvrescue.detectors import in_context
 from kvrescue.policies.torch import TorchPolicy
 from kvrescue.testing import check_detector
@@ -18,7 +18,7 @@ from kvrescue.types import StopReason
 from tests.engine.firing import continuing
 from tests.policies.parts import questions, step
 
-COMMITTED = continuing("So 3 + 4 = 7.\n\n", "Check.\n\n", "So 3 + 4 = 7.\n\n")
+COMMITTED = ("So 3 + 4 = 7.\n\n", "Check.\n\n", "So 3 + 4 = 7.\n\n")
 
 
 def read(detector: StepLoop, committed: Sequence[str], *tokens: str) -> Verdict | None:
@@ -30,17 +30,10 @@ def read(detector: StepLoop, committed: Sequence[str], *tokens: str) -> Verdict 
     return None
 
 
-class Continuing(StepLoop):
-    """In one context, so that the kit's states know the committed steps."""
-
-    def start(self) -> DetectorState:
-        return self.start_in(COMMITTED)
-
-
-@pytest.mark.parametrize("detector", [Continuing(), Continuing(times=2, max_period=1)])
+@pytest.mark.parametrize("detector", [StepLoop(), StepLoop(times=2, max_period=1)])
 def test_laws(detector: StepLoop) -> None:
     text = "check.\n\n" if detector.max_period > 1 else " so  3 + 4 = 7.\n\n"
-    check_detector(detector, fires_on=[TokenEvent(1, character, 1.0) for character in text])
+    check_detector(detector, fires_on=text, context=COMMITTED)
 
 
 STEPS = st.lists(st.sampled_from(["a\n\n", "b\n\n", "1\n\n", "2\n\n"]), max_size=24)

@@ -184,6 +184,13 @@ class Undeclared(Norms):
         return kv.values.float().norm(dim=-1)  # type: ignore[union-attr]
 
 
+class Passes(Norms):
+    """Hands over what it did not ask for."""
+
+    def score(self, kv: KVSlice) -> Tensor:
+        return kv.attention  # type: ignore[return-value]
+
+
 class Keyless(Norms):
     needs_keys: ClassVar[bool] = False
 
@@ -212,6 +219,7 @@ class Thawed(Norms):
         (Flat, "float32-scores"),
         (Fails, "runs"),
         (Undeclared, "declared-needs"),
+        (Passes, "declared-needs"),
         (Keyless, "declared-needs"),
         (Nameless, "options"),
         (Thawed, "options"),
@@ -220,6 +228,50 @@ class Thawed(Norms):
 )
 def test_a_score_that_is_wrong(mutant: type[Evictor], law: str) -> None:
     caught(lambda: check_evictor(mutant(budget=8, window=4)), law)
+
+
+FORMS = {
+    "a list": (lambda scores: scores.tolist(), "torch.Tensor"),
+    "a ndarray": (lambda scores: scores.numpy(), "torch.Tensor"),
+    "a str": (lambda scores: "high", "torch.Tensor"),
+    "None": (lambda scores: None, "return the scores"),
+    "float32 [1, ": (lambda scores: scores.mean(1), "one number for every row"),
+    "int64": (lambda scores: scores.long(), "compute in float32"),
+    "bfloat16": (lambda scores: scores.bfloat16(), "compute in float32"),
+}
+
+
+@pytest.mark.parametrize("seen", FORMS)
+def test_what_is_no_tensor_of_scores(seen: str) -> None:
+    change, advice = FORMS[seen]
+
+    class Formless(Norms):
+        def score(self, kv: KVSlice) -> Tensor:
+            return change(super().score(kv))
+
+    found = caught(
+        lambda: check_evictor(Formless(budget=8, window=4), examples=4), "float32-scores"
+    )
+    assert found.seen.startswith(seen)
+    assert advice in found.expected
+
+
+def test_a_coroutine_is_no_tensor() -> None:
+    class Awaits(Norms):
+        async def score(self, kv: KVSlice) -> Tensor:  # type: ignore[override]
+            return kv.keys
+
+    found = caught(lambda: check_evictor(Awaits(budget=8, window=4), examples=4), "float32-scores")
+    assert "make it `def score`" in found.expected
+
+
+@pytest.mark.parametrize("change", [Tensor.double, Tensor.requires_grad_])
+def test_float64_and_gradients_are_no_breach(change) -> None:
+    class Other(Norms):
+        def score(self, kv: KVSlice) -> Tensor:
+            return change(super().score(kv))
+
+    check_evictor(Other(budget=8, window=4), examples=10)
 
 
 class Careless(RKVTracker):

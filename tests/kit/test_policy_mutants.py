@@ -15,6 +15,7 @@ from kvrescue.errors import CapacityError, ConfigError
 from kvrescue.policies.base import Policy
 from kvrescue.sampling import Sampling
 from kvrescue.testing import check_policy
+from kvrescue.testing.drawing import stop_fault
 from kvrescue.testing.fakes import FakePolicy, FakeView, Habits
 from kvrescue.types import CacheStats, Candidate, Question, StopReason
 from tests.kit.mutants import caught
@@ -216,6 +217,87 @@ class Interleaved(View):
         return [replace(c, seed=seed) for c, seed in zip(found, seeds, strict=True)]
 
 
+class Advances(View):
+    """Drawing moves the view on, whoever is committed."""
+
+    async def drawn(self, n: int, seeds: Sequence[int], rest: tuple[Any, ...]) -> list[Candidate]:
+        found = await super().drawn(n, seeds, rest)
+        self.history.append("drawn")
+        return found
+
+
+class RefusesForeign(View):
+    async def commit(self, candidate: Candidate) -> None:
+        if candidate.tokenizer:
+            raise ValueError("foreign tokens")
+        await super().commit(candidate)
+
+
+class Changes(View):
+    def one(self, candidate: Candidate) -> Candidate:
+        return candidate
+
+    async def drawn(self, n: int, seeds: Sequence[int], rest: tuple[Any, ...]) -> list[Candidate]:
+        return [self.one(c) for c in await super().drawn(n, seeds, rest)]
+
+
+class TwoSteps(Changes):
+    def one(self, candidate: Candidate) -> Candidate:
+        return replace(candidate, text=candidate.text.replace(" ", "\n\n", 1))
+
+
+class AlwaysEos(Changes):
+    def one(self, candidate: Candidate) -> Candidate:
+        whole = candidate.stop is StopReason.SEPARATOR
+        return replace(candidate, stop=StopReason.EOS) if whole else candidate
+
+
+class NeverEos(Changes):
+    def one(self, candidate: Candidate) -> Candidate:
+        whole = candidate.stop is StopReason.SEPARATOR
+        return replace(candidate, text=candidate.text.strip()) if whole else candidate
+
+
+class CutEarly(Changes):
+    """Says that a limit cut it, at no limit."""
+
+    def one(self, candidate: Candidate) -> Candidate:
+        whole = candidate.stop is StopReason.SEPARATOR
+        text = candidate.text.strip()
+        return replace(candidate, text=text, stop=StopReason.LENGTH) if whole else candidate
+
+
+class StopsBesides(Changes):
+    """A verdict beside another stop reason."""
+
+    def one(self, candidate: Candidate) -> Candidate:
+        return replace(candidate, stop=StopReason.EOS) if candidate.verdict else candidate
+
+
+class OnlyTexts(Changes):
+    def one(self, candidate: Candidate) -> Candidate:
+        return candidate.text  # type: ignore[return-value]
+
+
+class WrongEnds(Changes):
+    def one(self, candidate: Candidate) -> Candidate:
+        return replace(candidate, char_ends=(len(candidate.text) + 1,) * candidate.n_tokens)
+
+
+class NotAsync(View):
+    def propose(self, *args: Any, **kwargs: Any) -> list[Candidate]:  # type: ignore[override]
+        return []
+
+
+class LeavesTasks(View):
+    """Waits for news of its view for ever."""
+
+    async def drawn(self, n: int, seeds: Sequence[int], rest: tuple[Any, ...]) -> list[Candidate]:
+        if not hasattr(self, "task"):
+            self.task = asyncio.ensure_future(asyncio.Event().wait())
+        return await super().drawn(n, seeds, rest)
+
+
 @pytest.mark.parametrize(
     ("view", "law"),
     [
@@ -234,6 +316,17 @@ class Interleaved(View):
         (Miscounts, "stats"),
         (Unbounded, "stats"),
         (Interleaved, "independent-views"),
+        (Advances, "fork-isolation"),
+        (RefusesForeign, "runs"),
+        (TwoSteps, "stop-reason"),
+        (AlwaysEos, "stop-reason"),
+        (NeverEos, "stop-reason"),
+        (CutEarly, "stop-reason"),
+        (StopsBesides, "candidates"),
+        (OnlyTexts, "candidates"),
+        (WrongEnds, "candidates"),
+        (NotAsync, "runs"),
+        (LeavesTasks, "close"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -244,6 +337,107 @@ def test_a_view_that_is_wrong(view: type[FakeView], law: str) -> None:
 @pytest.mark.parametrize(("view", "law"), [(ClosedOnce, "close"), (RunsOut, "runs")])
 def test_a_view_that_fails(view: type[FakeView], law: str) -> None:
     caught(lambda: check_policy(lambda: policy(view), examples=20), law)
+
+
+def test_what_a_proposal_that_is_no_coroutine_is_told() -> None:
+    found = caught(lambda: check_policy(lambda: policy(NotAsync)), "runs")
+    assert "`async def propose`" in found.expected
+
+
+def test_a_proposal_that_does_not_end() -> None:
+    class Hangs(View):
+        async def drawn(self, *args: Any) -> list[Candidate]:
+            await asyncio.Event().wait()
+            return []
+
+    found = caught(lambda: check_policy(lambda: policy(Hangs), seconds=0.05), "ends")
+    assert "`propose` had not ended after 0.05 seconds" in found.seen
+
+
+@pytest.mark.parametrize("lines", [2, 60])
+def test_one_view_for_all(lines: int) -> None:
+    """However soon its lines run out."""
+
+    class Lines(View):
+        async def drawn(
+            self, n: int, seeds: Sequence[int], rest: tuple[Any, ...]
+        ) -> list[Candidate]:
+            self.policy.habits = replace(HABITS, words=(f"{min(len(self.history), lines)} a\n\n",))
+            return await super().drawn(n, seeds, rest)
+
+    class One(FakePolicy):
+        view: FakeView | None = None
+
+        async def open(self, question: Question, name: str) -> FakeView:
+            self.view = self.view or Lines(self, name, 0)
+            return self.view
+
+    caught(lambda: check_policy(lambda: One(HABITS)), "independent-views")
+
+
+def test_a_length_that_all_views_share() -> None:
+    class Total(View):
+        """Three views have less room than two."""
+
+        def __init__(self, policy: FakePolicy, name: str, number: int) -> None:
+            super().__init__(policy, name, number)
+            self.taken = max(0, policy.in_flight - 2)
+
+        @property
+        def room(self) -> int:
+            return super().room - self.taken
+
+    caught(lambda: check_policy(lambda: policy(Total)), "independent-views")
+
+
+def test_views_that_cannot_be_opened_for_ever() -> None:
+    class Few(FakePolicy):
+        async def open(self, question: Question, name: str) -> FakeView:
+            if self.log.opened > 5:
+                raise RuntimeError("no slots")
+            return await super().open(question, name)
+
+    found = caught(lambda: check_policy(lambda: Few(HABITS)), "close")
+    assert "no slots" in found.seen
+
+
+def test_a_task_that_outlives_its_policy() -> None:
+    class Waits(FakePolicy):
+        async def open(self, question: Question, name: str) -> FakeView:
+            if not hasattr(self, "task"):
+                self.task = asyncio.ensure_future(asyncio.Event().wait())
+            return await super().open(question, name)
+
+    class Ends(Waits):
+        async def aclose(self) -> None:
+            self.task.cancel()
+
+    caught(lambda: check_policy(lambda: Waits(HABITS)), "close")
+    check_policy(lambda: Ends(HABITS), examples=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "carry", "right"),
+    [
+        ("a\n\n", "separator", "", True),
+        ("a\n\n\n", "separator", "", True),  # one token may hold what follows
+        ("\n\n", "separator", "", True),
+        ("\nb\n\n", "separator", "a\n", True),
+        ("\n\nb", "eos", "a\n", True),  # the separator ends the step that was cut
+        ("a\n", "length", "", True),
+        ("a", "eos", "", True),
+        ("a\n\n", "aborted", "", True),
+        ("a\n\nb\n\n", "separator", "", False),
+        ("a\n\nb", "length", "", False),
+        ("a\n\nb", "aborted", "", False),
+        ("\n\nb", "eos", "", False),
+        ("a\n\n", "eos", "", False),
+        ("a", "separator", "", False),
+    ],
+)
+def test_where_a_step_ends(text: str, stop: str, carry: str, right: bool) -> None:
+    candidate = Candidate("base", 0, text, (1,), StopReason(stop))
+    assert (not stop_fault(candidate, "\n\n", carry)) == right
 
 
 def test_a_policy_that_remembers() -> None:

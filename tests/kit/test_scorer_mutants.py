@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from kvrescue.errors import ConfigError
@@ -148,6 +151,114 @@ class Fails(Plain):
         return score_of(context.steps[-1].text, candidate.text)
 
 
+class ByText(Plain):
+    """A cache of scores that forgets which context they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, float] = {}
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        return self.known.setdefault(candidate.text, super().one(context, candidate))
+
+
+asked: list[int] = []
+
+
+class WearsOut(Plain):
+    """After forty candidates, of whatever scorer, all scores are lower: the module counts."""
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        asked.append(1)
+        return super().one(context, candidate) * (0.5 if len(asked) > 40 else 1.0)
+
+
+class FirstOfAll(Plain):
+    """What the first scorer was asked first decides for those after it."""
+
+    bias: ClassVar[dict[type, float]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine = self.bias.get(type(self), 1.0)
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        self.bias[type(self)] = 0.5
+        return super().one(context, candidate) * self.mine
+
+
+class NeverReleases(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[tuple[int, int], str] = {}
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        self.kept[context.trajectory, len(context.steps)] = context.text
+        return super().one(context, candidate)
+
+
+class InTheClass(Plain):
+    """The same, kept by the class."""
+
+    kept: ClassVar[list[Context]] = []
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        self.kept.append(context)
+        return super().one(context, candidate)
+
+
+class Tokens(Plain):
+    """The mean of the entropies, which is no probability."""
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        return sum(candidate.entropies)
+
+
+class Texts(Plain):
+    def change(self, scores: list[float]) -> list[float]:
+        return [str(score) for score in scores]  # type: ignore[misc]
+
+
+class Yields(Plain):
+    def change(self, scores: list[float]) -> list[float]:
+        return (score for score in scores)  # type: ignore[return-value]
+
+
+class Pops(Plain):
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        scores = await super().score(context, candidates)
+        candidates.clear()  # type: ignore[attr-defined]
+        return scores
+
+
+class NotAsync(Plain):
+    def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:  # type: ignore[override]
+        return [0.5 for _ in candidates]
+
+
+class ReleasesAtOnce(Plain):
+    def release(self, context: Context) -> None:  # type: ignore[override]
+        return None
+
+
+class Hangs(Plain):
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        await asyncio.Event().wait()
+        return []
+
+
+class OnlyOne(Plain):
+    """A port that is never let go of."""
+
+    taken: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.taken:
+            raise OSError("address already in use")
+        self.taken.append(1)
+
+
 @pytest.mark.parametrize(
     ("mutant", "law"),
     [
@@ -165,6 +276,18 @@ class Fails(Plain):
         (Unreleased, "released"),
         (ClosedOnce, "close"),
         (Fails, "runs"),
+        (ByText, "memory"),
+        (WearsOut, "deterministic"),
+        (FirstOfAll, "memory"),
+        (NeverReleases, "released"),
+        (InTheClass, "released"),
+        (Tokens, "unit-interval"),
+        (Texts, "count"),
+        (Yields, "count"),
+        (Pops, "count"),
+        (NotAsync, "runs"),
+        (ReleasesAtOnce, "runs"),
+        (OnlyOne, "close"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -185,6 +308,85 @@ def test_right_ones_pass_and_are_closed_where_the_kit_made_them() -> None:
     check_scorer(mine)
     assert not mine.finished
     check_scorer(lambda: Plain())
+
+
+def test_a_call_that_does_not_end() -> None:
+    found = caught(lambda: check_scorer(lambda: Hangs(), seconds=0.05), "ends")
+    assert "`score` had not ended after 0.05 seconds" in found.seen
+
+
+def test_what_is_no_coroutine_is_told_so() -> None:
+    for mutant, name in ((NotAsync, "score"), (ReleasesAtOnce, "release")):
+        found = caught(lambda mutant=mutant: check_scorer(lambda: mutant()), "runs")
+        assert f"`async def {name}`" in found.expected
+
+
+class PerToken(Plain):
+    """Tokens are counted, and there is one at least; any sequence of numbers will do."""
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        return 1.0 / candidate.n_tokens
+
+    def change(self, scores: list[float]) -> list[float]:
+        return np.array(scores, dtype=np.float32)  # type: ignore[return-value]
+
+
+class Bounded(Plain):
+    """Two caches with a bound: of contexts that nobody releases, and of the last calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: OrderedDict[int, str] = OrderedDict()
+        self.last: deque[str] = deque(maxlen=1000)
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        self.known[context.trajectory] = context.text
+        if len(self.known) > 64:
+            self.known.popitem(last=False)
+        self.last.append(f"{len(self.last)} {candidate.text}")
+        return super().one(context, candidate)
+
+
+class ByContext(Plain):
+    """A cache of scores that knows everything they depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[tuple[str, str, str], float] = {}
+
+    def one(self, context: Context, candidate: Candidate) -> float:
+        key = (context.question.text, context.text, candidate.text)
+        return self.known.setdefault(key, super().one(context, candidate))
+
+
+@pytest.mark.parametrize("right", [PerToken, Bounded, ByContext])
+def test_others_that_are_right(right: type[Plain]) -> None:
+    check_scorer(lambda: right(), examples=4)
+
+
+class Votes(Plain):
+    """The share of candidates that say the same."""
+
+    async def score(self, context: Context, candidates: Sequence[Candidate]) -> list[float]:
+        texts = [candidate.text for candidate in candidates]
+        return [texts.count(text) / len(texts) for text in texts]
+
+
+def test_a_vote_depends_on_the_pool_and_says_so() -> None:
+    check_scorer(lambda: Votes(), relative=True)
+    caught(lambda: check_scorer(lambda: Votes()), "companions")
+    caught(lambda: check_scorer(lambda: ByPlace(), relative=True), "order")
+    caught(lambda: check_scorer(lambda: ByText(), relative=True), "memory")
+
+
+def test_what_an_instance_was_asked_before_is_all_it_is_compared_with() -> None:
+    check_scorer(ByText())
+
+
+@pytest.mark.parametrize("option", [{"seconds": 0}, {"seconds": "1"}, {"relative": 1}])
+def test_wrong_options_are_a_configuration_error(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))} = "):
+        check_scorer(FakeScorer(), **option)
 
 
 @pytest.mark.parametrize("wrong", [Plain, "qwen_prm", None, lambda: 3, lambda needed: None])
