@@ -8,16 +8,14 @@ a function that is silently not called.
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import pluggy
 from pydantic import BaseModel
@@ -25,21 +23,13 @@ from pydantic import BaseModel
 from kvrescue import builtins, hookspecs
 from kvrescue.detectors.base import Detector
 from kvrescue.errors import PluginError, nearest
-from kvrescue.events import (
-    CandidateFinished,
-    Event,
-    EvictionFired,
-    RoundSkipped,
-    StepCommitted,
-    TrajectoryFinished,
-    TrajectoryStarted,
-)
+from kvrescue.events import Event, EvictionFired
 from kvrescue.evictors.base import Evictor
+from kvrescue.hooks import HOOKS, OBSERVER_HOOKS, REGISTER_HOOKS, HookManager, call, check_hooks
 from kvrescue.importing import file_of, import_file, import_module, is_path
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import KINDS, Kind, Registry
 from kvrescue.scorers.base import ScorerSpec
-from kvrescue.tasks import is_async
 
 __all__ = ["ENVIRONMENT", "Origin", "PluginInfo", "Plugins", "default", "register", "unregister"]
 
@@ -49,28 +39,12 @@ ENVIRONMENT: Final = "KVRESCUE_PLUGINS"
 Origin: TypeAlias = Literal["builtin", "registered", "config", "environment", "explicit"]
 """Where a plugin was named."""
 
-_PREFIX: Final = "kvrescue_"
 _BASES: Final[dict[Kind, type[BaseModel]]] = {
     "policy": PolicySpec,
     "evictor": Evictor,
     "detector": Detector,
     "scorer": ScorerSpec,
 }
-_REGISTER_HOOKS: Final[dict[str, Kind]] = {
-    "kvrescue_register_policies": "policy",
-    "kvrescue_register_evictors": "evictor",
-    "kvrescue_register_detectors": "detector",
-    "kvrescue_register_scorers": "scorer",
-}
-_OBSERVER_HOOKS: Final[dict[type[Any], str]] = {
-    TrajectoryStarted: "kvrescue_trajectory_started",
-    CandidateFinished: "kvrescue_candidate_finished",
-    RoundSkipped: "kvrescue_round_skipped",
-    StepCommitted: "kvrescue_step_committed",
-    TrajectoryFinished: "kvrescue_trajectory_finished",
-    EvictionFired: "kvrescue_eviction_fired",
-}
-_HOOKS: Final = (*_REGISTER_HOOKS, *_OBSERVER_HOOKS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +61,6 @@ class PluginInfo:
     """Names it registered, by kind; kinds it adds nothing to are left out."""
 
 
-@hookspecs.hookimpl
-def _unmarked() -> None:
-    """Carries the default options of a hook without `@hookimpl`."""
-
-
-class _Manager(pluggy.PluginManager):
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        """A function named exactly like a hook is meant as one, marked or not."""
-        options = super().parse_hookimpl_opts(plugin, name)
-        if options is None and name in _HOOKS and _is_function(plugin, name):
-            options = super().parse_hookimpl_opts(sys.modules[__name__], _unmarked.__name__)
-        return options
-
-
 class Plugins:
     """A set of plugins with the registry they fill.
 
@@ -109,7 +69,7 @@ class Plugins:
 
     def __init__(self) -> None:
         self.registry = Registry(_BASES)
-        self._manager = _Manager(hookspecs.PROJECT)
+        self._manager = HookManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._plugins: dict[str, object] = {}
         self._origins: dict[str, Origin] = {}
@@ -196,7 +156,7 @@ class Plugins:
             PluginInfo(
                 name=name,
                 origin=origin,
-                hooks=tuple(hook for hook in _HOOKS if self._implementations(hook, name)),
+                hooks=tuple(hook for hook in HOOKS if self._implementations(hook, name)),
                 components={
                     kind: names
                     for kind in KINDS
@@ -219,12 +179,12 @@ class Plugins:
             PluginError: an observer failed; the message names its plugin.
         """
         implementations = {
-            event: self._every_implementation(hook) for event, hook in _OBSERVER_HOOKS.items()
+            event: self._every_implementation(hook) for event, hook in OBSERVER_HOOKS.items()
         }
 
         def observe(event: Event) -> None:
             for name, implementation in implementations.get(type(event), ()):
-                _call(implementation, name, event=event)
+                call(implementation, name, event=event)
 
         return observe
 
@@ -234,13 +194,13 @@ class Plugins:
         Raises (when called):
             PluginError: an observer failed; the message names its plugin.
         """
-        implementations = self._every_implementation(_OBSERVER_HOOKS[EvictionFired])
+        implementations = self._every_implementation(OBSERVER_HOOKS[EvictionFired])
         if not implementations:
             return None
 
         def observe(event: EvictionFired) -> None:
             for name, implementation in implementations:
-                _call(implementation, name, event=event)
+                call(implementation, name, event=event)
 
         return observe
 
@@ -292,7 +252,7 @@ class Plugins:
             raise PluginError(
                 f"a plugin named {name!r} is registered already: pass another name=..."
             )
-        _check_hooks(plugin, name)
+        check_hooks(plugin, name)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -301,10 +261,10 @@ class Plugins:
             raise PluginError(f"plugin {name!r} cannot be registered: {error}") from error
         self._origins[name], self._plugins[name] = origin, plugin
         try:
-            for hook, kind in _REGISTER_HOOKS.items():
+            for hook, kind in REGISTER_HOOKS.items():
                 for implementation in self._implementations(hook, name):
                     register = partial(self._register_component, kind, name)
-                    _call(implementation, name, register=register)
+                    call(implementation, name, register=register)
         except PluginError:
             self.unregister(name)
             raise
@@ -336,23 +296,11 @@ class Plugins:
         return name
 
 
-def _call(implementation: pluggy.HookImpl, plugin: str, **arguments: object) -> None:
-    try:
-        implementation.function(*(arguments[name] for name in implementation.argnames))
-    except PluginError:
-        raise
-    except Exception as error:
-        hook = implementation.opts.get("specname") or implementation.function.__name__
-        raise PluginError(
-            f"plugin {plugin!r} failed in {hook}: {type(error).__name__}: {error}"
-        ) from error
-
-
 class _ComponentPlugin:
     """A component class that was registered by itself."""
 
     def __init__(self, component: type) -> None:
-        for hook, kind in _REGISTER_HOOKS.items():
+        for hook, kind in REGISTER_HOOKS.items():
             if issubclass(component, _BASES[kind]):
                 self.component = component
                 setattr(self, hook, self._register)
@@ -366,52 +314,6 @@ class _ComponentPlugin:
     def _register(self, register: hookspecs.Register) -> None:
         kind = getattr(self.component, "kind", "")
         register(kind or self.component.__name__.lower(), self.component)
-
-
-def _is_function(plugin: object, name: str) -> bool:
-    """Whether an attribute is something that can be a hook, and not an imported specification."""
-    found = inspect.getattr_static(plugin, name, None)
-    function = getattr(found, "__func__", found)
-    return inspect.isfunction(function) and not hasattr(function, f"{hookspecs.PROJECT}_spec")
-
-
-def _check_hooks(plugin: object, name: str) -> None:
-    """Raise unless every function that looks like a hook is one, and there is at least one."""
-    found = []
-    for attribute in dir(plugin):
-        if not _is_function(plugin, attribute):
-            continue
-        function = inspect.getattr_static(plugin, attribute)
-        options = getattr(
-            getattr(function, "__func__", function), f"{hookspecs.PROJECT}_impl", None
-        )
-        if options is None and not attribute.startswith(_PREFIX):
-            continue
-        hook = (options or {}).get("specname") or attribute
-        if hook not in _HOOKS:
-            raise PluginError(f"plugin {name!r}: there is no hook {hook!r}{nearest(hook, _HOOKS)}")
-        _check_signature(getattr(plugin, attribute), hook, name)
-        found.append(hook)
-    if not found:
-        raise PluginError(f"plugin {name!r} implements no hook; hooks: {', '.join(_HOOKS)}")
-
-
-def _check_signature(function: Callable[..., object], hook: str, plugin: str) -> None:
-    """Raise unless a hook can be called plainly, with what the specification has."""
-    if is_async(function):
-        raise PluginError(
-            f"plugin {plugin!r}: {hook} is async: hooks are called plainly, and nothing would "
-            "await it; make it a plain function, and hand work that waits to a thread of your own"
-        )
-    known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
-    for parameter in inspect.signature(function).parameters.values():
-        needed = parameter.default is parameter.empty
-        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if needed and not variable and parameter.name not in known:
-            raise PluginError(
-                f"plugin {plugin!r}: {hook} has no argument {parameter.name!r}; it has "
-                f"{', '.join(map(repr, known))}"
-            )
 
 
 def _name_of(plugin: object) -> str:

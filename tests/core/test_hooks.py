@@ -8,10 +8,11 @@ from typing import get_args
 import pluggy
 import pytest
 
-from kvrescue import events, hookimpl, hookspecs, plugins
+from kvrescue import events, hookimpl, hookspecs
 from kvrescue.errors import EvictorError
 from kvrescue.events import Event, EvictionFired
 from kvrescue.evictors.firing import Firing
+from kvrescue.hooks import HOOKS as ALL_HOOKS
 from kvrescue.plugins import Plugins
 
 EVENTS = (*get_args(Event), EvictionFired)
@@ -44,7 +45,7 @@ def test_every_event_has_its_hook(event: type) -> None:
 
 
 def test_every_hook_is_documented_and_known() -> None:
-    assert set(HOOKS) == set(plugins._HOOKS)
+    assert set(HOOKS) == set(ALL_HOOKS)
     for name, hook in HOOKS.items():
         assert inspect.getdoc(hook), name
     manager = pluggy.PluginManager(hookspecs.PROJECT)

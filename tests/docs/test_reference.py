@@ -17,6 +17,7 @@ from kvrescue.cli.app import app
 from kvrescue.cli.failures import exit_codes
 from kvrescue.cli.reference import reference
 from kvrescue.events import as_dict
+from kvrescue.hooks import HOOKS
 from kvrescue.registry import KINDS
 from scripts.docs_site.api import api_pages
 from scripts.docs_site.configuration import SECTIONS, components, configuration
@@ -42,7 +43,7 @@ def section(page: str, title: str) -> str:
 
 class TestHooks:
     def test_all_are_there(self) -> None:
-        assert set(hook_specs()) == set(plugins._HOOKS)
+        assert set(hook_specs()) == set(HOOKS)
 
     @pytest.mark.parametrize("name", hook_specs())
     def test_signature_and_text(self, name: str) -> None:
