@@ -307,16 +307,27 @@ class Reading:
         later = self.raw(self.detector, [*events[:last], *other])[0]
         if verdict is None:
             if later is not None and later.position <= last:
+                self._same_as_ever(events, verdict)
                 seen = f"with more tokens behind: {_short(later)}"
                 self.fail(CAUSAL, events, seen, "no verdict", other=other)
             return
         if later != verdict:
+            self._same_as_ever(events, verdict)
             seen = f"{_short(verdict)}; with other tokens behind: {_short(later)}"
             self.fail(CAUSAL, events, seen, "the same verdict", last, other)
         early = self.raw(self.detector, events[: last - 1])[0]
         if early is not None:
+            self._same_as_ever(events, verdict)
             seen = f"{_short(verdict)}; where the candidate ends before: {_short(early)}"
             self.fail(CAUSAL, events, seen, "no verdict", last)
+
+    def _same_as_ever(self, events: Events, verdict: Verdict | None) -> None:
+        """What looks like foresight may be memory: the same tokens are then read otherwise, too."""
+        __tracebackhide__ = True
+        later = self.raw(self.detector, events)[0]
+        if later != verdict:
+            seen = f"{_short(verdict)} at first; {_short(later)} when read again"
+            self.fail(FRESH, events, seen, "the same verdict")
 
     def split(self, events: Events, cuts: Sequence[int], verdict: Verdict | None) -> None:
         __tracebackhide__ = True
