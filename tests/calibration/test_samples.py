@@ -16,6 +16,7 @@ from kvrescue.config import load_config
 from kvrescue.detectors import EntropyDetector
 from kvrescue.errors import CalibrationError
 from kvrescue.evaluation.runs.folder import Run
+from kvrescue.evaluation.tables.cells import Cells
 from kvrescue.types import Candidate, StopReason, Verdict
 from tests.calibration.parts import Rounds, candidate, setting, write_run
 
@@ -187,3 +188,20 @@ def test_long_enough_loops_are_loops_and_new_text_is_not(
 def test_only_limits_cut_and_only_with_room(stop: StopReason, tokens: int) -> None:
     by_limit = stop in (StopReason.LENGTH, StopReason.CONTEXT)
     assert is_cut(drawn(range(tokens), stop), 24) == (by_limit and tokens >= 12)
+
+
+def test_a_run_from_before_an_option_was_there_is_read_whole(tmp_path: Path) -> None:
+    """Its settings have the keys under which that version wrote them, and no others."""
+    path = tmp_path / "run"
+    of = setting("best_of_n")
+    now = read(write_run(path, [of], {"best_of_n": [RIGHT] * 3})).found
+    old = f"{of.key[:-4]}0000"
+    for name in ("plan.json", "records.jsonl"):
+        told = (path / name).read_text().replace(of.key, old)
+        (path / name).write_text(told.replace('"graphs": false, ', ""))
+    (path / "traces" / of.key).rename(path / "traces" / old)
+    before = Run.read(path)
+    assert list(before.settings) == [old] == [found.key for found in before.settings.values()]
+    assert read(before).found == now != []
+    rows = [cell.rows for cell in Cells.of(before)]
+    assert [[row.problem for row in found] for found in rows] == [["p0", "p1", "p2"]]

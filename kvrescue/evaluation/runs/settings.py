@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,10 +26,14 @@ class Setting:
     """Of the samples."""
     config: RescueConfig
     """Composed and complete; `seed` included."""
+    written_as: str | None = field(default=None, compare=False)
+    """The key under which a run holds it: a version that knows other options has other keys."""
 
     @cached_property
     def key(self) -> str:
         """Readable, and changes with every option that may change a result."""
+        if self.written_as is not None:
+            return self.written_as
         budget = "full" if self.budget is None else f"b{self.budget}"
         return f"{self.method}-{budget}-n{self.n}-s{self.seed}-{config_hash(self.config)}"
 
@@ -52,7 +56,8 @@ class Setting:
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Setting:
         config = load_config(data["config"])
-        return cls(data["method"], data["n"], data["budget"], data["seed"], config)
+        key = data["key"]
+        return cls(data["method"], data["n"], data["budget"], data["seed"], config, key)
 
 
 def setting_of(config: RescueConfig, method: Method, n: int, budget: int, seed: int) -> Setting:
