@@ -112,6 +112,8 @@ ROOMS: Final[Mapping[str, Room]] = {
             "kvrescue.testing.fakes",
             "kvrescue.testing.streams",
             "kvrescue.testing.detector_laws",
+            "kvrescue.testing.pools",
+            "kvrescue.testing.scorer_laws",
             "kvrescue.testing.selector_laws",
             "kvrescue.replay",
             "kvrescue.calibration",
