@@ -16,6 +16,7 @@ from kvrescue.types import Candidate, CommittedStep, Context, Question, StopReas
 __all__ = ["POOLS", "QUESTIONS", "STEPS", "Pool", "context_of", "drawn", "grown", "pools"]
 
 QUESTIONS: Final = ("Let x = 3. What is x + 4?", "Tom has 12 apples and eats 5. How many are left?")
+"""Asked of scorers."""
 STEPS: Final = (
     "Let x = 3.\n\n",
     "So x + 4 = 7.\n\n",
