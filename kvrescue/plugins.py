@@ -90,9 +90,8 @@ class Plugins:
             PluginError: a hook does not exist or fails, or a name is taken.
         """
         with self._lock:
-            if not isinstance(plugin, type):
-                return self._add(plugin, name or self._free_name(plugin), "registered")
-            plugin = self._component_plugin(plugin)
+            if isinstance(plugin, type):
+                plugin = self._component_plugin(plugin)
             former = self._former(plugin)
             if former is None:
                 return self._add(plugin, name or self._free_name(plugin), "registered")
@@ -207,10 +206,9 @@ class Plugins:
     def _holds(self, path: Path | None) -> bool:
         """Whether a plugin was imported from that file."""
         return path is not None and any(
-            isinstance(plugin, ModuleType)
-            and plugin.__file__ is not None
-            and Path(plugin.__file__).resolve() == path
+            Path(file).resolve() == path
             for plugin in self._plugins.values()
+            if isinstance(plugin, ModuleType) and (file := getattr(plugin, "__file__", None))
         )
 
     def _registered_name(self, plugin: object) -> str:
@@ -225,8 +223,10 @@ class Plugins:
             raise PluginError(f"no plugin {plugin!r}{nearest(plugin, self._origins)}")
         return plugin
 
-    def _former(self, plugin: _ComponentPlugin) -> str | None:
+    def _former(self, plugin: object) -> str | None:
         """The name of the plugin whose class the same lines of code had defined before."""
+        if not isinstance(plugin, _ComponentPlugin):
+            return None
         for name, known in self._plugins.items():
             if (
                 isinstance(known, _ComponentPlugin)
