@@ -18,8 +18,8 @@ from torch import Tensor
 from kvrescue.engine.moves import compact, move
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
-from kvrescue.evictors.selection import leaving, named
-from kvrescue.evictors.tracking import TrackedCache
+from kvrescue.evictors.selection import leaving, named, places_of
+from kvrescue.evictors.tracking import TrackedCache, renamed
 
 __all__ = ["Eviction"]
 
@@ -182,9 +182,8 @@ def _missing(ranks: Tensor, length: int) -> Tensor:
     dropped = length - ranks.shape[2]
     if dropped == 1:  # the one rank that is missing from 0 .. length-1
         return length * (length - 1) // 2 - ranks.sum(-1, keepdim=True)
-    stays = torch.zeros(*ranks.shape[:2], length, dtype=torch.bool, device=ranks.device)
-    stays.scatter_(2, ranks, True)
-    return stays.logical_not().nonzero()[:, 2].view(*ranks.shape[:2], dropped)
+    leave = torch.ones(*ranks.shape[:2], length, dtype=torch.bool, device=ranks.device)
+    return places_of(leave.scatter_(2, ranks, False), dropped)
 
 
 def _places(order: Tensor, gone: Tensor, newest: bool) -> tuple[Tensor, Tensor]:
@@ -227,8 +226,7 @@ def _forget(order: Tensor, gone: Tensor, slots: Tensor, sources: Tensor, newest:
     if newest:
         left[:, :, kept - dropped :] = slots
     else:
-        names = torch.arange(length, device=order.device).repeat(*order.shape[:2], 1)
-        left = names.scatter_(2, sources, slots).gather(2, left)
+        left = renamed(length, slots, sources).gather(2, left)
     order[:, :, :kept] = left
 
 

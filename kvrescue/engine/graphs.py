@@ -76,7 +76,6 @@ class StaticBatch:
         self.tokens, self.positions, self.slots = (self.numbers[i, :, None] for i in range(3))
         self.mask: Tensor | None = None
         self._steps = torch.arange(stop, device=device)
-        self._row = torch.arange(rows, device=device)
         self._staged = np.zeros((4, rows), dtype=np.int64)
 
     def fill(self, tokens: np.ndarray) -> None:

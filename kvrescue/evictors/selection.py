@@ -12,7 +12,7 @@ from torch import Tensor
 from kvrescue.errors import EvictorError, KVRescueError
 from kvrescue.evictors.base import Evictor, KVSlice
 
-__all__ = ["PAD", "choose", "leaving", "named", "select"]
+__all__ = ["PAD", "choose", "leaving", "named", "places_of", "select"]
 
 PAD = -1
 """Fills the end of rows that keep fewer entries than others."""
@@ -147,7 +147,7 @@ def leaving(evictor: Evictor, kv: KVSlice, scores: Tensor, prefix: int) -> Tenso
     scores = _checked(evictor, kv, scores, prefix, middle)
     if middle - evictor.budget == 1:
         return _lowest(scores).add_(prefix)
-    return _where(~_stay(scores, evictor.budget), middle - evictor.budget).add_(prefix)
+    return places_of(~_stay(scores, evictor.budget), middle - evictor.budget).add_(prefix)
 
 
 def _all_but_one(scores: Tensor, prefix: int, length: int) -> Tensor:
@@ -165,7 +165,7 @@ def _lowest(scores: Tensor) -> Tensor:
 def _best(scores: Tensor, budget: int, prefix: int, length: int) -> Tensor:
     """Indices of the prefix, the `budget` best of the middle (earlier first) and the window."""
     lead, middle = scores.shape[:-1], scores.shape[-1]
-    chosen = _where(_stay(scores, budget), budget).add_(prefix)
+    chosen = places_of(_stay(scores, budget), budget).add_(prefix)
     index = torch.arange(length, device=scores.device)
     first, last = index[:prefix], index[prefix + middle :]
     return torch.cat((first.expand(*lead, -1), chosen, last.expand(*lead, -1)), dim=-1)
@@ -180,7 +180,7 @@ def _stay(scores: Tensor, budget: int) -> Tensor:
     return above | (level & (level.cumsum(-1) <= room))
 
 
-def _where(chosen: Tensor, count: int) -> Tensor:
+def places_of(chosen: Tensor, count: int) -> Tensor:
     """[..., count]: the indices at which `chosen` [..., n] is true, `count` in every line."""
     # The j-th goes to slot j; whatever is not chosen lands in the spare slot at the end.
     slot = torch.where(chosen, chosen.cumsum(-1) - 1, count)
