@@ -4,6 +4,8 @@ Remembered per entry: 1 / (|k| + 1e-8), its last match r and S[i, r] (see `_redu
 largest logit of the query group for each of the last `observation` queries. Remembered per head:
 the sum of the unit keys. A step multiplies the keys with that sum, the new keys and the new
 queries; everything else is O(n).
+
+On a CPU with numba, `kvrescue.kernels.tracked` does the same in one pass per head.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvrescue import kernels
 from kvrescue.evictors import tensors as ops
 from kvrescue.evictors._observed import SEEN, observe, observed_importance
 from kvrescue.evictors._redundancy import EPSILON, last_above, last_matches, pending_rows
 from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache, renamed
+from kvrescue.kernels.states import NONE, OPEN, STALE
 
 if TYPE_CHECKING:
     from kvrescue.evictors.rkv import RKV
 
 __all__ = ["RKVTracker"]
 
-_NONE = -1  # no entry matches: the oldest one is exempted
-_OPEN = -2  # the match has left: search again
 _RECENT = 8  # so many entries before a new one hold its last match nearly always
 
 
@@ -67,6 +69,21 @@ class RKVTracker(ScoreTracker):
         observe(cache, torch.bmm(keys, queries.flatten(1, 2).mT), self.window)
 
     def score(self, cache: TrackedCache) -> Tensor:
+        if kernels.compiled(cache.keys.device):
+            from kvrescue.kernels import tracked
+
+            return tracked.score(
+                cache.keys,
+                cache.queries,
+                cache.order,
+                cache.logical,
+                cache.state,
+                new=cache.new,
+                window=self.window,
+                kernel_size=self.kernel_size,
+                lam=self.lam,
+                threshold=self.threshold,
+            )
         keys, order = cache.keys.flatten(0, 1), cache.order.flatten(0, 1)
         pairs, length, _ = keys.shape
         new, past = cache.new, length - self.window
@@ -99,15 +116,21 @@ class RKVTracker(ScoreTracker):
         return out.view(cache.order.shape)
 
     def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
+        if kernels.compiled(cache.keys.device):
+            from kvrescue.kernels import tracked
+
+            tracked.drop(cache.keys, cache.order, cache.state, slots, sources)
+            return
         state, dim = cache.state, cache.keys.shape[3]
         gone = ops.rows_at(cache.keys.flatten(0, 1), slots.flatten(0, 1)).view(*slots.shape, dim)
         state["total"] -= gone.mul_(state["inverse"].gather(2, slots).unsqueeze(3)).sum(2)
         if self.threshold is None:
             return
         match = state["match"]
-        # Those without a match exempt the oldest entry: compare anew when that has left.
+        # Those without a match exempt the oldest entry, and never get an older match.
         oldest = (slots == cache.order[:, :, :1]).any(2, keepdim=True)
-        alone = oldest & (match == _NONE) if bool(oldest.any()) else None
+        if bool(oldest.any()):
+            match.masked_fill_(oldest & (match == NONE), STALE)
         if slots.shape[2] == 1:
             slots, sources = slots.to(match.dtype), sources.to(match.dtype)
             opened = match == slots
@@ -117,10 +140,8 @@ class RKVTracker(ScoreTracker):
             moved = names.gather(2, match.clamp(min=0).to(torch.int64))
             opened = (moved < 0) & (match >= 0)
             match.copy_(torch.where(match < 0, match, moved))
-        if alone is not None:
-            opened |= alone
         if bool(opened.any()):
-            match.masked_fill_(opened, _OPEN)
+            match.masked_fill_(opened, OPEN)
 
 
 def _match(
@@ -131,7 +152,7 @@ def _match(
     new, length = block.shape[1:]
     start = length - new
     block[:, :, start:].diagonal(dim1=1, dim2=2).zero_()
-    match[:, start:] = _OPEN
+    match[:, start:] = OPEN
     for i in range(new):  # oldest first: the last match stays
         # Arithmetic with ones and zeros, which is exact and, on a CPU, faster than a choice.
         over = (block[:, i] > threshold).to(torch.float32)
@@ -141,25 +162,42 @@ def _match(
     # A new entry without a newer match looks back, at first among the newest.
     newest = order[:, max(0, start - _RECENT) :]
     found, value = _look_back(block, newest, threshold)
-    still = match[:, start:] == _OPEN
+    still = match[:, start:] == OPEN
     lonely = still & (found < 0)
     if bool(lonely.any()):
         index = lonely.any(1).nonzero().squeeze(1)
         found[index], value[index] = _look_back(block[index], order[index], threshold)
     match[:, start:] = torch.where(still, found.to(match.dtype), match[:, start:])
     similarity[:, start:] = torch.where(still, value, similarity[:, start:])
-    pending = match == _OPEN
+    stale = match == STALE
+    if bool(stale.any()):
+        heads = stale.any(1).nonzero().squeeze(1)
+        _compare_with_oldest(state, keys, order, stale, heads)
+    pending = match == OPEN
     if bool(pending.any()):
         heads = pending.any(1).nonzero().squeeze(1)
         _search(state, keys, order, pending, heads, threshold)
 
 
 def _look_back(block: Tensor, order: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Of S's rows [pairs, m, n], the last match among the entries of `order` [pairs, k], _NONE
+    """Of S's rows [pairs, m, n], the last match among the entries of `order` [pairs, k], NONE
     without one, and the similarity to it (without one: to the first of `order`)."""
     back = block.gather(2, order.unsqueeze(1).expand(-1, block.shape[1], -1))
     rank, value = last_above(back, threshold)
-    return torch.where(rank < 0, _NONE, order.gather(1, rank.clamp(min=0))), value
+    return torch.where(rank < 0, NONE, order.gather(1, rank.clamp(min=0))), value
+
+
+def _compare_with_oldest(
+    state: dict[str, Tensor], keys: Tensor, order: Tensor, stale: Tensor, heads: Tensor
+) -> None:
+    """Entries without a match whose oldest entry has left exempt the one that is oldest now."""
+    inverse, oldest = state["inverse"][heads], order[heads, :1]
+    unit = ops.rows_at(keys[heads], oldest).mul_(inverse.gather(1, oldest).unsqueeze(2))
+    similar = torch.bmm(keys[heads], unit.mT).squeeze(2).mul_(inverse)
+    similar.scatter_(1, oldest, 0.0)
+    match, similarity, stale = state["match"], state["similarity"], stale[heads]
+    similarity[heads] = torch.where(stale, similar, similarity[heads])
+    match[heads] = match[heads].masked_fill(stale, NONE)
 
 
 def _search(

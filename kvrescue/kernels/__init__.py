@@ -1,4 +1,4 @@
-"""Triton kernels, and whether they are used.
+"""Kernels, and whether they are used: Triton's on a GPU, numba's on a CPU.
 
 Each kernel computes what a torch function computes. That function stays the reference, and calls
 the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move` and `move_at`, and
@@ -8,7 +8,10 @@ the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move
 `off` never, and with `on` it is an error where there are none. On the CPU Triton interprets kernels
 if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
 
-Importing this package imports neither torch nor triton.
+`compiled` is about the CPU: scores that R-KV keeps up to date from token to token. numba compiles
+them where it is installed, unless kernels are `off`.
+
+Importing this package imports neither torch nor triton nor numba.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 from kvrescue.errors import ConfigError, DependencyError, nearest
+from kvrescue.kernels import states
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENVIRONMENT", "Choice", "available", "interpreted", "using"]
+__all__ = ["ENVIRONMENT", "Choice", "available", "compiled", "interpreted", "using"]
 
 ENVIRONMENT: Final = "KVRESCUE_KERNELS"
 """The environment variable that chooses."""
@@ -65,7 +69,7 @@ def available(device: torch.device) -> bool:
         DependencyError: kernels are chosen with `on`, and triton is missing or does not work here.
         ConfigError: they are chosen for a device that has none, or the choice is unknown.
     """
-    choice = _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+    choice = _choice()
     if choice == "off" or (choice == "auto" and device.type != "cuda"):
         return False
     why = _obstacle(device.type, device.index)
@@ -74,6 +78,68 @@ def available(device: torch.device) -> bool:
     if choice == "on":
         raise why
     return False
+
+
+def compiled(device: torch.device) -> bool:
+    """Whether what numba compiles for the CPU is to be used for tensors on `device`.
+
+    Raises:
+        ConfigError: the choice is unknown.
+    """
+    return _choice() != "off" and device.type == "cpu" and _numba_works()
+
+
+def _choice() -> Choice:
+    return _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+
+
+@functools.cache
+def _numba_works() -> bool:
+    if importlib.util.find_spec("numba") is None:
+        return False
+    try:
+        _try_compiled()
+    except Exception as error:  # a NumPy that numba does not know yet, ...
+        warnings.warn(
+            f"numba does not work here: {type(error).__name__}: {error}; kvrescue computes with "
+            f"torch instead ({ENVIRONMENT}=off says so without this warning)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def _try_compiled() -> None:
+    """Compile and run what there is, on a cache of two entries. Raises whatever is wrong."""
+    import torch
+
+    from kvrescue.kernels import tracked
+
+    keys, order = torch.eye(2)[None, None], torch.arange(2)[None, None]
+    state = {
+        "inverse": torch.ones(1, 1, 2),
+        "match": torch.full((1, 1, 2), states.NONE, dtype=torch.int32),
+        "similarity": torch.zeros(1, 1, 2),
+        "seen": torch.zeros(1, 1, 2, 1),
+        "total": torch.tensor([[[1.0, 0.0]]]),
+    }
+    scores = tracked.score(
+        keys,
+        keys[:, :, 1:],
+        order,
+        torch.tensor([2]),
+        state,
+        new=1,
+        window=1,
+        kernel_size=1,
+        lam=1.0,
+        threshold=0.5,
+    )
+    tracked.drop(keys, order, state, order[:, :, :1], order[:, :, 1:])
+    found, total = scores.tolist(), state["total"].tolist()
+    if found != [[[1.0, 0.0]]] or total != [[[0.0, 1.0]]]:
+        raise RuntimeError(f"two entries scored {found} and left {total}")
 
 
 @functools.cache

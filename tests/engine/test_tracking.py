@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvrescue import kernels
 from kvrescue.engine.adapter import ForwardBatch
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import SlotStore
@@ -86,26 +88,33 @@ class ArbitrarySnapKV(SnapKV):
         return Audit(self, SnapKVTracker(self), SnapKV.score)
 
 
-@given(
-    seed=st.integers(0, 2**31),
-    counts=st.lists(st.integers(1, 5), min_size=3, max_size=25),
-    method=st.one_of(
-        st.builds(
-            functools.partial,
-            st.just(ArbitraryRKV),
-            similarity_threshold=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
-        ),
-        st.builds(
-            functools.partial, st.just(ArbitrarySnapKV), pooling=st.sampled_from(["max", "avg"])
-        ),
-    ),
-    window=st.sampled_from([1, 4, 9]),
-    interval=st.integers(1, 5),
-    spread=st.sampled_from([0.02, 0.5, 3.0]),
-    protected=st.integers(0, 3),
+RKVS = st.builds(
+    functools.partial,
+    st.just(ArbitraryRKV),
+    similarity_threshold=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
 )
+SNAPKVS = st.builds(
+    functools.partial, st.just(ArbitrarySnapKV), pooling=st.sampled_from(["max", "avg"])
+)
+SCHEDULES: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 2**31),
+    "counts": st.lists(st.integers(1, 5), min_size=3, max_size=25),
+    "window": st.sampled_from([1, 4, 9]),
+    "interval": st.integers(1, 5),
+    "spread": st.sampled_from([0.02, 0.5, 3.0]),
+    "protected": st.integers(0, 3),
+}
+
+
+@given(method=st.one_of(RKVS, SNAPKVS), **SCHEDULES)
 @settings(max_examples=80)
-def test_tracked_scores_equal_scores_from_scratch(
+def test_tracked_scores_equal_scores_from_scratch(**schedule: Any) -> None:
+    tracked_equals_scratch(["off"], **schedule)
+
+
+def tracked_equals_scratch(
+    choices: Sequence[kernels.Choice],
+    *,
     seed: int,
     counts: list[int],
     method: Callable[..., Evictor],
@@ -114,6 +123,8 @@ def test_tracked_scores_equal_scores_from_scratch(
     spread: float,
     protected: int,
 ) -> None:
+    """The law, with kernels chosen by `choices` in turn, firing by firing."""
+    choice = itertools.cycle(choices)
     evictor = method(
         budget=11,
         window=window,
@@ -138,7 +149,8 @@ def test_tracked_scores_equal_scores_from_scratch(
             q = torch.randn(1, HEADS * GROUP, count, DIM, generator=generator)
             batch.record(layer, q, centres[which] + spread * noise, noise)
         batch.advance()
-        dropped, kept = int(eviction.fire(store, 1)[0]), int(store.length[0])
+        with kernels.using(next(choice)):
+            dropped, kept = int(eviction.fire(store, 1)[0]), int(store.length[0])
         few += 0 < 4 * dropped <= kept
     assert tracker.compared == few
 

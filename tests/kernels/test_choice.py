@@ -24,9 +24,11 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is known of devices is found out anew, before and after."""
     monkeypatch.delenv(kernels.ENVIRONMENT, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    kernels._obstacle.cache_clear()
+    for known in (kernels._obstacle, kernels._numba_works):
+        known.cache_clear()
     yield
-    kernels._obstacle.cache_clear()
+    for known in (kernels._obstacle, kernels._numba_works):
+        known.cache_clear()
 
 
 @pytest.fixture
@@ -54,13 +56,14 @@ def use_everything() -> None:
 
 
 def test_a_cpu_computes_with_torch() -> None:
-    """In a fresh process: not even an installed triton is imported."""
+    """In a fresh process: not even an installed triton or numba is imported."""
     code = (
         "import sys\n"
         "from tests.kernels.test_choice import use_everything\n"
         "use_everything()\n"
-        "assert 'triton' not in sys.modules, 'triton was imported'\n"
-        "assert not [m for m in sys.modules if m.startswith('kvrescue.kernels.')]\n"
+        "assert not {'triton', 'numba'} & set(sys.modules)\n"
+        "names = {m for m in sys.modules if m.startswith('kvrescue.kernels.')}\n"
+        "assert names <= {'kvrescue.kernels.states'}, names\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -142,9 +145,40 @@ class TestCUDA:
             kernels.available(CUDA)
 
 
+@pytest.mark.usefixtures("with_triton")
+class TestCompiled:
+    """numba, as if it were there."""
+
+    def test_for_a_cpu_unless_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[int] = []
+        monkeypatch.setattr(kernels, "_try_compiled", lambda: tried.append(1))
+        for _ in range(2):
+            assert kernels.compiled(CPU)
+        assert tried == [1]
+        assert not kernels.compiled(CUDA)
+        with kernels.using("off"):
+            assert not kernels.compiled(CPU)
+
+    def test_what_does_not_work_is_told_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails() -> None:
+            raise ImportError("Numba needs NumPy 2.4 or less")
+
+        monkeypatch.setattr(kernels, "_try_compiled", fails)
+        with pytest.warns(RuntimeWarning, match=r"NumPy 2.4 or less; kvrescue computes with torch"):
+            assert not kernels.compiled(CPU)
+        assert not kernels.compiled(CPU)
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not kernels.compiled(CPU)
+
+
 def test_unknown_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.ENVIRONMENT, "auot")
     with pytest.raises(ConfigError, match="KVRESCUE_KERNELS = 'auot'; did you mean 'auto'"):
         kernels.available(CPU)
+    with pytest.raises(ConfigError, match="KVRESCUE_KERNELS = 'auot'"):
+        kernels.compiled(CPU)
     with pytest.raises(ConfigError, match="'yes'; valid: auto, off, on"), kernels.using("yes"):  # type: ignore[arg-type]
         pass

@@ -1,0 +1,321 @@
+"""The compiled half of `kvrescue.kernels.tracked`: one pair of row and KV head after the other.
+
+All arrays are flat; a pair's part begins at `pair * stride`. A slot is a place in the cache, a rank
+counts from the oldest entry. What belongs to one pair fits the nearest cache of a CPU, so memory is
+read once, where operations of torch would read and write it one after the other.
+
+Sums are in whatever order vectors like, but NaN and infinities are not assumed away.
+"""
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from kvrescue.kernels.states import NONE, OPEN, STALE
+
+OPTIONS = {
+    "nogil": True,
+    "fastmath": {"reassoc", "contract", "nsz"},
+    "error_model": "numpy",
+}
+
+LOG2E = np.float32(1.4426950408889634)
+LN2 = np.float32(0.6931471805599453)
+LEAST = np.float32(-87.0)  # e to less is no normal float32
+EPSILON = np.float32(1e-8)
+
+
+def compiled(function):
+    """`function`, compiled when it is called first; what is compiled is kept where that can be."""
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # no folder to keep it in
+        return njit(**OPTIONS)(function)
+
+
+@intrinsic
+def bits_as_float(typing_context, bits):
+    """The float32 of these 32 bits."""
+
+    def code(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), code
+
+
+@compiled
+def exp(x):
+    """e ** x for x <= 0, in arithmetic that becomes vectors."""
+    whole = np.int32(x * LOG2E - np.float32(0.5))
+    r = x - np.float32(whole) * LN2
+    y = np.float32(1 / 5040)
+    y = y * r + np.float32(1 / 720)
+    y = y * r + np.float32(1 / 120)
+    y = y * r + np.float32(1 / 24)
+    y = y * r + np.float32(1 / 6)
+    y = y * r + np.float32(1 / 2)
+    y = y * r + np.float32(1)
+    y = y * r + np.float32(1)
+    power = bits_as_float(np.int32((whole + np.int32(127)) << np.int32(23)))
+    return np.float32(0) if x <= LEAST else y * power
+
+
+@compiled
+def dot(a, b, dim):
+    found = np.float32(0)
+    for d in range(dim):
+        found += a[d] * b[d]
+    return found
+
+
+@compiled
+def score_pairs(
+    first,
+    last,
+    keys,
+    key_stride,
+    length,
+    dim,
+    queries,
+    group,
+    observed,
+    order,
+    order_stride,
+    logical,
+    heads,
+    inverse,
+    total,
+    seen,
+    ring,
+    match,
+    similarity,
+    stride,
+    new,
+    window,
+    kernel_size,
+    lam,
+    threshold,
+    out,
+):
+    """Pairs first .. last; the arguments are those of `tracked.score`, flat."""
+    asked = group * observed
+    past, start = length - window, length - new
+    right = np.empty((1 + new + asked, dim), np.float32)
+    products = np.empty((1 + new + asked, length), np.float32)
+    sums, fresh, said = products[0], products[1 : 1 + new], products[1 + new :]
+    spare = np.empty((2, length), np.float32)
+    mean = np.empty(length, np.float32)
+    attended = np.empty(past, np.float32)
+    pooled = np.empty(past, np.float32)
+    for pair in range(first, last):
+        k = keys[pair * key_stride : pair * key_stride + length * dim]
+        inv = inverse[pair * stride : pair * stride + length]
+        slots = order[pair * order_stride : pair * order_stride + length]
+        whole = total[pair * dim : (pair + 1) * dim]
+        for i in range(new):
+            key = k[(start + i) * dim : (start + i + 1) * dim]
+            inv[start + i] = np.float32(1) / (np.sqrt(dot(key, key, dim)) + EPSILON)
+            for d in range(dim):
+                right[1 + i, d] = key[d] * inv[start + i]
+                whole[d] += right[1 + i, d]
+        right[0] = whole
+        right[1 + new :] = queries[pair * asked * dim : (pair + 1) * asked * dim].reshape(
+            asked, dim
+        )
+        multiply(k, right, products)  # the one pass over the keys
+        for j in range(length):
+            tiny = inv[j] * EPSILON  # |u|^2 = (1 - tiny)^2; its 1 is all the same to a softmax
+            sums[j] = sums[j] * inv[j] + tiny * (np.float32(2) - tiny)
+        if len(match) > 0:
+            for i in range(new):
+                for j in range(length):
+                    fresh[i, j] *= inv[j]
+            matched = match[pair * stride : pair * stride + length]
+            similar = similarity[pair * stride : pair * stride + length]
+            find_matches(k, dim, inv, slots, fresh, matched, similar, threshold)
+            for j in range(length):
+                sums[matched[j] if matched[j] >= 0 else slots[0]] -= similar[j]
+        softmax(sums, np.float32(1) / np.float32(length))
+        logits = seen[pair * stride * ring : (pair * stride + length) * ring]
+        observe(said, group, logits, ring, logical[pair // heads], dim)
+        importance(logits, ring, slots[:past], spare[0], spare[1], mean)
+        for rank in range(past):
+            attended[rank] = mean[slots[rank]]
+        pool(attended, kernel_size // 2, pooled)
+        row = out[pair * length : (pair + 1) * length]
+        for rank in range(past):
+            row[rank] = lam * pooled[rank] - (np.float32(1) - lam) * sums[slots[rank]]
+        row[past:] = np.float32(0)
+
+
+@compiled
+def multiply(k, right, products):
+    """products [columns, length] of the keys, flat, with the vectors of `right` [columns, dim]."""
+    columns, dim = right.shape
+    length = products.shape[1]
+    for j in range(0, length - length % 4, 4):  # four keys share what is read of a vector
+        key = k[j * dim : (j + 4) * dim].reshape(4, dim)
+        for c in range(columns):
+            vector = right[c]
+            a, b, e, f = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for d in range(dim):
+                a += vector[d] * key[0, d]
+                b += vector[d] * key[1, d]
+                e += vector[d] * key[2, d]
+                f += vector[d] * key[3, d]
+            products[c, j] = a
+            products[c, j + 1] = b
+            products[c, j + 2] = e
+            products[c, j + 3] = f
+    for j in range(length - length % 4, length):
+        for c in range(columns):
+            products[c, j] = dot(k[j * dim : (j + 1) * dim], right[c], dim)
+
+
+@compiled
+def softmax(values, factor):
+    """Of values * factor, in place."""
+    largest = values[0]
+    for j in range(len(values)):
+        largest = max(largest, values[j])
+    for j in range(len(values)):
+        values[j] = exp((values[j] - largest) * factor)
+    whole = np.float32(0)
+    for j in range(len(values)):
+        whole += values[j]
+    whole = np.float32(1) / whole
+    for j in range(len(values)):
+        values[j] *= whole
+
+
+@compiled
+def observe(said, group, logits, ring, logical, dim):
+    """The largest logits of the group take the places of the oldest queries in the ring."""
+    observed, length = said.shape[0] // group, said.shape[1]
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for q in range(observed):
+        place = (logical - observed + q) % ring
+        for g in range(1, group):
+            for j in range(length):
+                said[q, j] = max(said[q, j], said[g * observed + q, j])
+        for j in range(length):
+            logits[j * ring + place] = said[q, j] * scale
+
+
+@compiled
+def importance(logits, ring, slots, row, hidden, mean):
+    """mean [length], over the queries, of the softmax over the entries at `slots`.
+
+    Works through all slots: what lies side by side is read faster than what is picked.
+    """
+    length = len(row)
+    hidden[:] = np.float32(-np.inf)
+    for slot in slots:
+        hidden[slot] = np.float32(0)
+    mean[:] = np.float32(0)
+    for q in range(ring):
+        for j in range(length):
+            row[j] = logits[j * ring + q]
+        for j in range(length):
+            row[j] += hidden[j]
+        softmax(row, np.float32(1))
+        for j in range(length):
+            mean[j] += row[j]
+    for j in range(length):
+        mean[j] /= np.float32(ring)
+
+
+@compiled
+def pool(values, half, out):
+    """The largest of `half` neighbours to either side."""
+    length = len(values)
+    out[:] = values
+    for shift in range(1, min(half, length - 1) + 1):
+        for i in range(length - shift):
+            out[i] = max(out[i], values[i + shift])
+            out[i + shift] = max(out[i + shift], values[i])
+
+
+@compiled
+def find_matches(k, dim, inv, slots, fresh, matched, similar, threshold):
+    """The last match of every entry, now that those with `fresh` similarities have come."""
+    new, length = fresh.shape
+    start = length - new
+    for i in range(new):
+        fresh[i, start + i] = np.float32(0)  # nothing matches itself
+        matched[start + i] = OPEN
+    for i in range(new):  # oldest first: the last match stays
+        row, slot = fresh[i], np.int32(start + i)
+        for j in range(length):
+            over = row[j] > threshold
+            matched[j] = slot if over else matched[j]
+            similar[j] = row[j] if over else similar[j]
+    for j in range(length):
+        if matched[j] == STALE:
+            similar[j] = between(k, dim, inv, slots[0], j)
+            matched[j] = NONE
+        elif matched[j] == OPEN:
+            matched[j] = NONE
+            for rank in range(length - 1, -1, -1):
+                other = slots[rank]
+                found = fresh[j - start, other] if j >= start else between(k, dim, inv, other, j)
+                similar[j] = found  # that to the oldest, if there is no match
+                if found > threshold:
+                    matched[j] = other
+                    break
+
+
+@compiled
+def between(k, dim, inv, i, j):
+    """Similarity of the entries at two slots."""
+    if i == j:
+        return np.float32(0)
+    return dot(k[i * dim : (i + 1) * dim], k[j * dim : (j + 1) * dim], dim) * inv[i] * inv[j]
+
+
+@compiled
+def drop_pairs(
+    first,
+    last,
+    keys,
+    key_stride,
+    length,
+    dim,
+    order,
+    order_stride,
+    inverse,
+    total,
+    match,
+    stride,
+    slots,
+    sources,
+    dropped,
+):
+    """Pairs first .. last; the arguments are those of `tracked.drop`, flat."""
+    names = np.arange(length).astype(np.int32)
+    for pair in range(first, last):
+        gone = slots[pair * dropped : (pair + 1) * dropped]
+        movers = sources[pair * dropped : (pair + 1) * dropped]
+        oldest = order[pair * order_stride]
+        alone = np.int32(NONE)
+        for slot in gone:
+            at, weight = pair * key_stride + slot * dim, inverse[pair * stride + slot]
+            for d in range(dim):
+                total[pair * dim + d] -= keys[at + d] * weight
+            if slot == oldest:
+                alone = np.int32(STALE)
+        if len(match) == 0:
+            continue
+        for i in range(dropped):
+            names[movers[i]] = gone[i]
+        for slot in gone:
+            names[slot] = OPEN
+        matched = match[pair * stride : pair * stride + length]
+        for j in range(length):
+            if matched[j] >= 0:
+                matched[j] = names[matched[j]]
+            elif matched[j] == NONE:
+                matched[j] = alone
+        for i in range(dropped):
+            names[movers[i]] = movers[i]
+            names[gone[i]] = gone[i]

@@ -1,0 +1,202 @@
+"""What numba compiles for R-KV's tracked scores equals what torch computes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.alpha import Cache
+from kvrescue import kernels
+from kvrescue.errors import EvictorError
+from kvrescue.evictors import RKV
+from kvrescue.kernels import _tracked as machine
+from kvrescue.kernels import tracked
+from tests.engine.test_tracking import RKVS, SCHEDULES, tracked_equals_scratch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_chosen_where_numba_is() -> None:
+    assert kernels.compiled(CPU)
+    assert not kernels.compiled(torch.device("cuda"))
+    with kernels.using("off"):
+        assert not kernels.compiled(CPU)
+
+
+@given(method=RKVS, **SCHEDULES)
+@settings(max_examples=60)
+def test_tracked_scores_equal_scores_from_scratch(**schedule: Any) -> None:
+    tracked_equals_scratch(["auto"], **schedule)
+
+
+@given(method=RKVS, **SCHEDULES)
+@settings(max_examples=30)
+def test_torch_and_numba_take_over_from_each_other(**schedule: Any) -> None:
+    """What is remembered is the same on both sides."""
+    tracked_equals_scratch(["auto", "off", "off", "auto"], **schedule)
+
+
+@pytest.mark.parametrize("common", [0.0, 1.5])
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_the_same_entries_stay(threshold: float | None, common: float) -> None:
+    """With the geometry of a real model; keys with and without matches."""
+    evictor = RKV(budget=16, window=8, similarity_threshold=threshold)
+    kept = []
+    for choice in ("off", "auto"):
+        cache = Cache(evictor, "smollm2", 1, common, seed=3)
+        for _ in range(12):
+            cache.append(1)
+            with kernels.using(choice):  # type: ignore[arg-type]
+                cache.fire()
+        kept.append(cache.store.entries["positions"][:, :, :, : evictor.bound])
+    assert torch.equal(*kept)
+    assert bool((kept[0].amin(3) > 0).any())  # from some heads even the oldest entry has left
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    evictor = RKV(budget=16, window=8)
+    states = []
+    parts: list[tuple[int, int]] = []
+    work = machine.score_pairs
+
+    def noted(first: int, last: int, *arguments: Any) -> None:
+        parts.append((first, last))
+        work(first, last, *arguments)
+
+    monkeypatch.setattr(machine, "score_pairs", noted)
+    for least in (10**9, 64):
+        monkeypatch.setattr(tracked, "_LEAST", least)
+        parts.clear()
+        cache = Cache(evictor, "smollm2", 3, 1.5, seed=4)  # 270 pairs
+        states.append(torch.cat([v.flatten().double() for v in cache.store.entries.values()]))
+    assert sorted(parts[-3:]) == [(0, 90), (90, 180), (180, 270)]
+    assert torch.equal(*states)
+
+
+def test_no_threads_are_started_when_python_ends() -> None:
+    """Then a pool refuses work: the caller does it."""
+    code = (
+        "import atexit, torch\n"
+        "from benchmarks.alpha import Cache\n"
+        "from kvrescue.evictors import RKV\n"
+        "torch.set_num_threads(2)\n"
+        "cache = Cache(RKV(budget=16, window=8), 'smollm2', 2, 1.5, 0)\n"
+        "atexit.register(lambda: (cache.append(1), cache.fire(), print(cache.store.length)))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert (ran.stdout, ran.stderr) == ("[24 24]\n", "")
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    code = (
+        "import os, sys, torch\n"
+        "from benchmarks.alpha import Cache\n"
+        "from kvrescue.evictors import RKV\n"
+        "torch.set_num_threads(2)\n"
+        "cache = Cache(RKV(budget=16, window=8), 'smollm2', 2, 1.5, 0)\n"
+        "torch.set_num_threads(1)  # of torch's own, which do not survive\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    from kvrescue.kernels import tracked\n"
+        "    print(list(tracked._pool(1).map(abs, [-1])), flush=True)\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert (ran.returncode, ran.stdout) == (0, "[1]\n")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("entry", [2, -1])
+def test_what_is_not_finite_is_told(value: float, entry: int) -> None:
+    """An old key, or the one that is new."""
+    found = []
+    for choice in ("off", "auto"):
+        cache = Cache(RKV(budget=16, window=8), "smollm2", 1, 1.5, seed=5)
+        cache.append(1)
+        cache.store.keys[0, 3, 1, int(cache.store.length[0]) - 1 if entry < 0 else entry] = value
+        with kernels.using(choice), pytest.raises(EvictorError) as caught:  # type: ignore[arg-type]
+            cache.fire()
+        found.append(str(caught.value))
+    assert found[0] == found[1]
+    assert "row 3, head 1" in found[0]
+
+
+@given(st.floats(-86.5, 0.0, width=32))
+def test_exponentials(x: float) -> None:
+    found = float(machine.exp(np.float32(x)))
+    assert math.isclose(found, math.exp(x), rel_tol=1e-7 * (4 + abs(x)))
+
+
+def test_exponentials_at_the_ends() -> None:
+    assert machine.exp(np.float32(0.0)) == 1.0
+    for x in (-87.0, -1e30, -math.inf):
+        assert machine.exp(np.float32(x)) == 0.0
+    assert math.isnan(machine.exp(np.float32(math.nan)))
+
+
+@given(
+    st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=20),
+    st.sampled_from([1, 3, 5, 7, 31]),
+)
+def test_pooling(values: list[float], kernel_size: int) -> None:
+    given_, out = np.array(values, np.float32), np.empty(len(values), np.float32)
+    half = kernel_size // 2
+    machine.pool(given_, half, out)
+    expected = [max(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    assert out.tolist() == expected
+
+
+@given(length=st.integers(1, 11), dim=st.integers(1, 9), columns=st.integers(1, 6))
+def test_products(length: int, dim: int, columns: int) -> None:
+    """Also where keys come in fours and some are left."""
+    made = np.random.default_rng(length + 100 * dim)
+    keys = made.standard_normal((length, dim), np.float32)
+    right = made.standard_normal((columns, dim), np.float32)
+    products = np.full((columns, length), np.nan, np.float32)
+    machine.multiply(keys.ravel(), right, products)
+    np.testing.assert_allclose(products, right @ keys.T, rtol=1e-5, atol=1e-6)
+
+
+def test_views_that_are_no_lines() -> None:
+    value = torch.zeros(2, 3, 4, 5)
+    for wrong in (value.transpose(0, 1), value[:, :, :, ::2]):
+        with pytest.raises(ValueError, match="lie at equal distances"):
+            tracked._lines(wrong)
+    flat, stride = tracked._lines(value[1:, :, :2])
+    assert (len(flat), stride) == (2 * 20 + 10, 20)
+    assert list(itertools.islice(flat, 2)) == [0.0, 0.0]
+
+
+def test_nothing_to_do() -> None:
+    state = {"total": torch.zeros(0, 2, 4)}
+    keys, order = torch.zeros(0, 2, 5, 4), torch.zeros(0, 2, 5, dtype=torch.int64)
+    options: Any = {"new": 1, "window": 2, "kernel_size": 3, "lam": 0.1, "threshold": None}
+    logical = torch.zeros(0, dtype=torch.int64)
+    assert tracked.score(keys, keys, order, logical, state, **options).shape == (0, 2, 5)
+    none = torch.zeros(1, 2, 0, dtype=torch.int64)
+    tracked.drop(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5), state, none, none)
+    assert not state["total"].numel()
