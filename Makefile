@@ -2,7 +2,7 @@
 # `make test-lm-eval` in .venv-lm-eval, `make test-kvpress` in .venv-kvpress, `make docs` in .venv-docs,
 # `make bench` in .venv and .venv-peers.
 # `make test-browser` adds playwright to .venv and drives a Chromium that is installed already;
-# `make test-kernels` adds triton to .venv.
+# `make test-kernels` adds triton and numba to .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

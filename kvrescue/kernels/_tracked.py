@@ -34,10 +34,10 @@ def compiled(function):
 
 
 @intrinsic
-def bits_as_float(typing_context, bits):
+def bits_as_float(_context, _bits):
     """The float32 of these 32 bits."""
 
-    def code(context, builder, signature, arguments):
+    def code(context, builder, _signature, arguments):
         return builder.bitcast(arguments[0], context.get_value_type(types.float32))
 
     return types.float32(types.int32), code

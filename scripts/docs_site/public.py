@@ -72,7 +72,7 @@ ROOMS: Final[Mapping[str, Room]] = {
     ),
     "kernels": Room(
         "Kernels",
-        "Whether Triton kernels are used.",
+        "Whether kernels are used, Triton's or numba's.",
         ("kvrescue.kernels",),
     ),
     "detectors": Room(
