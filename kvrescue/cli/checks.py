@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Final
@@ -42,7 +43,7 @@ def run_checks() -> list[Check]:
         return checks
     broken = companion_checks()
     way_out = " and ".join(str(check.way_out) for check in broken) or None
-    checks += [_devices(), *broken]
+    checks += [_devices(), *broken, _guarded("kernels", _kernels, None)]
     checks += [_guarded(name, run, way_out) for name, run in _SELF_TESTS.items()]
     return checks + vllm_checks(way_out or _REINSTALL)
 
@@ -143,6 +144,30 @@ def _devices() -> Check:
         properties = torch.cuda.get_device_properties(index)
         cards.append(f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)")
     return Check("devices", "ok", f"{cpu}; CUDA {torch.version.cuda}: {', '.join(cards)}")
+
+
+def _kernels() -> Check:
+    """Where kernels compute what torch computes otherwise."""
+    import torch
+
+    from kvrescue import kernels
+
+    cards = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        used = ["numba on the CPU"] if kernels.compiled(torch.device("cpu")) else []
+        used += [f"Triton on {card}" for card in cards if kernels.available(card)]
+    if told:
+        detail = "; ".join([*(str(one.message) for one in told), *used])
+        return Check("kernels", "warn", detail, f"mend it, or set {kernels.ENVIRONMENT}=off")
+    if used or os.environ.get(kernels.ENVIRONMENT) == "off":
+        return Check("kernels", "ok", ", ".join(used) or f"none: {kernels.ENVIRONMENT}=off")
+    return Check(
+        "kernels",
+        "warn",
+        "none: torch computes everything, eviction after every token more slowly",
+        "pip install 'kvrescue[kernels]'",
+    )
 
 
 # -- self-tests on the tiny trio --------------------------------------------------------------

