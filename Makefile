@@ -24,7 +24,9 @@ PEERS_READY := $(PEERS_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_READY := $(DOCS_VENV)/.ready
-PIP := -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported, which most of what is installed never is.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-peers setup-docs demo test test-browser \
 	test-kernels test-vllm test-lm-eval test-kvpress lint types check docs bench clean

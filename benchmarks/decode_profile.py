@@ -279,7 +279,7 @@ def ratios(size: Size) -> list[Ratio]:
         )
         for side, seen in found.items()
         for group in GROUPS
-        if any(part in seen["shares"] for part in GROUPS[group])
+        if group != "eviction" or "rkv" in side  # nothing is evicted from full context
     ]
 
 
