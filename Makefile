@@ -115,7 +115,7 @@ test-kernels: $(KERNELS_READY)
 # take longest are begun first.
 test-vllm: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		$(foreach name,smollm2 cli rescue stock torch,tests/vllm/test_$(name).py) tests/vllm
+		$(foreach name,cli prm rescue smollm2 parallel stock torch,tests/vllm/test_$(name).py) tests/vllm
 
 test-lm-eval: setup-lm-eval
 	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness
