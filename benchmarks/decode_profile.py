@@ -258,7 +258,7 @@ def ratios(size: Size) -> list[Ratio]:
     found = measure(
         budget=size.pick(64, 64, 8),
         window=size.pick(128, 128, 8),
-        tokens=size.pick(10, 8, 5),
+        tokens=size.pick(7, 7, 5),
         turns=size.pick(2, 1, 1),
         model=size.pick(MODEL, MODEL, "tiny/base"),
         only=("full context, out of step", "rkv, interval 1"),

@@ -66,8 +66,8 @@ class TestMethods:
 
 @pytest.fixture(scope="module")
 def report() -> DemoReport:
-    plan = DemoPlan(problems=4, budgets=(64, 16), n=2, overrides=OVERRIDES)
-    return run_demo(plan)
+    short = (*OVERRIDES, "limits.max_output_tokens=128")  # longer than a right solution
+    return run_demo(DemoPlan(problems=4, budgets=(64, 16), n=2, overrides=short))
 
 
 class TestReport:
