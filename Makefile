@@ -24,7 +24,9 @@ PEERS_READY := $(PEERS_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_READY := $(DOCS_VENV)/.ready
-PIP := -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported, which most of what is installed never is.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-vllm setup-lm-eval setup-kvpress setup-peers setup-docs demo test test-browser \
 	test-kernels test-vllm test-lm-eval test-kvpress lint types check docs bench clean
@@ -113,7 +115,7 @@ test-kernels: $(KERNELS_READY)
 # take longest are begun first.
 test-vllm: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		$(foreach name,smollm2 cli rescue stock torch,tests/vllm/test_$(name).py) tests/vllm
+		$(foreach name,cli prm rescue smollm2 parallel stock torch,tests/vllm/test_$(name).py) tests/vllm
 
 test-lm-eval: setup-lm-eval
 	OMP_NUM_THREADS=1 $(LM_EVAL_BIN)/python -m pytest -n 2 --dist loadfile tests/harness

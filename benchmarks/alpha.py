@@ -13,7 +13,8 @@ cache, in alternation; sides take turns; the median over turns of the ratio is r
 the process counts, not the clock on the wall. Keys share a mean, as a model's do, so that most
 entries have a match; `--apart` takes keys without one, R-KV's worst case.
 
-Run: OMP_NUM_THREADS=1 python -m benchmarks.alpha [--evictors rkv snapkv] [--shape smollm2]
+Run by the suite, or alone:
+OMP_NUM_THREADS=1 python -m benchmarks.alpha [--evictors rkv snapkv] [--shape smollm2]
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.ratios import Goal, Ratio, Side, Size
 from kvrescue.engine.adapter import ForwardBatch, slot_attention
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.slots import KVShape, SlotStore
@@ -141,8 +143,9 @@ def measure(
     turns: int = 7,
     common: float = 1.5,
 ) -> list[dict[str, Any]]:
-    """One row of plain data per evictor, budget and interval: its `alpha` (median of turns), and
-    the CPU microseconds per row and token of `attention` and of `eviction`."""
+    """One row of plain data per evictor, budget and interval: its `alpha` (median of turns), the
+    CPU microseconds per row and token of `attention` and of `eviction` (medians), and `turns`, for
+    each turn the CPU seconds per token of all rows, [attention, eviction]."""
     found: list[dict[str, Any]] = []
     for budget in budgets:
         caches = {
@@ -172,10 +175,44 @@ def measure(
                     "alpha": statistics.median(e / a for a, e in values),
                     "attention_us": 1e6 * attention / rows,
                     "eviction_us": 1e6 * eviction / rows,
+                    "turns": [list(v) for v in values],
                 }
             )
             print(found[-1], file=sys.stderr)
     return found
+
+
+def ratios(size: Size) -> list[Ratio]:
+    budgets, intervals = (
+        size.pick((64, 512), (64,), (64,)),
+        size.pick(INTERVALS, INTERVALS, (1, 16)),
+    )
+    rows, turns = size.pick(8, 8, 1), size.pick(3, 2, 1)
+    found = measure(
+        evictors=["rkv"], budgets=budgets, intervals=intervals, rows=rows, turns=turns
+    ) + measure(evictors=["snapkv"], budgets=budgets, intervals=(1,), rows=rows, turns=turns)
+    names = {"rkv": "R-KV", "snapkv": "SnapKV"}
+    return [
+        Ratio(
+            name=f"{names[f['evictor']]} {f['budget']} + {WINDOW}, {_every(f['interval'])}: "
+            "eviction over attention",
+            above=Side("eviction", tuple(eviction for _, eviction in f["turns"])),
+            below=Side("attention", tuple(attention for attention, _ in f["turns"])),
+            unit=f"seconds per token of {rows} rows, 30 layers of SmolLM2's heads",
+            clock="cpu",
+            goal=Goal("at most", 1) if (f["evictor"], f["interval"]) == ("rkv", 1) else None,
+            elsewhere="the paper's alpha: 2.9" if f["evictor"] == "rkv" else "",
+            means="alpha of Eq. 13: what an evictor takes for a token, in passes of attention over "
+            "the entries that are cached.",
+            means_not="a share of a decode step, most of which are matrix products; see eviction "
+            "and decode_profile.",
+        )
+        for f in found
+    ]
+
+
+def _every(interval: int) -> str:
+    return "every token" if interval == 1 else f"every {interval} tokens"
 
 
 def main() -> None:

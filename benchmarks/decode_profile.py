@@ -17,7 +17,11 @@ without. Everything else, attention included, is "outside" them:
 - sampling, entropy, finite check: over logits and hidden states;
 - text and detectors: a candidate takes in its token; engine: all other Python of a step.
 
-Run: OMP_NUM_THREADS=1 python -m benchmarks.decode_profile [--tokens 19] [--turns 3] [--operators]
+The suite takes two sides of uneven rows, full context and R-KV after every token: R-KV every 16
+lies between them.
+
+Run by the suite, or alone:
+OMP_NUM_THREADS=1 python -m benchmarks.decode_profile [--tokens 19] [--turns 3] [--operators]
 `--operators` adds what torch.profiler says of the operators outside the matrix products.
 """
 
@@ -31,7 +35,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +44,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from benchmarks.decode_overheads import MODEL, TEXT
+from benchmarks.ratios import Goal, Ratio, Side, Size
 from kvrescue import Sampling
 from kvrescue.detectors import Detector, EntropyDetector, GzipDetector, NgramDetector
 from kvrescue.engine import adapter, live
@@ -130,7 +135,7 @@ def watched(policy: TorchPolicy, parts: Parts) -> Iterator[None]:
             (adapter.ForwardBatch, "record", "cache", None),
             (Runner, "evict", "eviction", None),
             (Runner, "sick", "finite check", None),
-            (live, "entropy", "entropy", None),
+            (live, "token_statistics", "entropy", None),
             (live, "sample", "sampling", None),
             (LiveRows, "_push", "text and detectors", None),
         ]
@@ -140,7 +145,7 @@ def watched(policy: TorchPolicy, parts: Parts) -> Iterator[None]:
         yield
 
 
-class Side:
+class Forks:
     """One engine with open sequences, whose forks decode turn after turn."""
 
     def __init__(self, policy: TorchPolicy, evictor: Evictor | None) -> None:
@@ -195,14 +200,15 @@ def measure(
     tokens: int = 19,
     turns: int = 3,
     model: str = MODEL,
-    only: str | None = None,
+    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Per side: `ms_per_step` (CPU, median of turns) and the `shares` of its parts, in [0, 1]."""
+    """Per side: `ms_per_step` (CPU, median of turns) and the `shares` of its parts, in [0, 1]; and
+    both of each turn, as (ms, shares), in `turns`."""
     policy = TorchPolicy(model)
     bound = budget + window
     ids = [int(t) for t in policy.tokenizer.encode(TEXT * (1 + bound // 8))]
-    chosen = {n: s for n, s in sides(budget, window).items() if only in (None, n)}
-    built = {name: Side(policy, evictor) for name, (evictor, _) in chosen.items()}
+    chosen = {n: s for n, s in sides(budget, window).items() if only is None or n in only}
+    built = {name: Forks(policy, evictor) for name, (evictor, _) in chosen.items()}
     found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in chosen}
     for _ in range(turns):
         for name, (evictor, uneven) in chosen.items():
@@ -223,16 +229,70 @@ def measure(
                 part: statistics.median(shares.get(part, 0.0) for _, shares in seen)
                 for part in sorted({p for _, shares in seen for p in shares})
             },
+            "turns": seen,
         }
         for name, seen in found.items()
     }
+
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    PRODUCTS: (PRODUCTS,),
+    "attention": ("attention",),
+    "eviction": ("eviction",),
+    "sampling, entropy, finite check": ("sampling", "entropy", "finite check"),
+    "norms, rotary, activations, rest of the model": (
+        "norms",
+        "rotary",
+        "activations",
+        "rest of the model",
+    ),
+    "text, detectors, engine": ("text and detectors", "engine"),
+    "cache": ("cache",),
+}
+"""What the report takes together; every part is in one of them."""
+GOAL = 0.15
+"""What a group outside the matrix products may take of a step."""
+
+
+def ratios(size: Size) -> list[Ratio]:
+    found = measure(
+        budget=size.pick(64, 64, 8),
+        window=size.pick(128, 128, 8),
+        tokens=size.pick(7, 7, 5),
+        turns=size.pick(2, 1, 1),
+        model=size.pick(MODEL, MODEL, "tiny/base"),
+        only=("full context, out of step", "rkv, interval 1"),
+    )
+    names = {"full context, out of step": "full context", "rkv, interval 1": "R-KV, every token"}
+    return [
+        Ratio(
+            name=f"{names[side]}: {group} over the step",
+            above=Side(group, tuple(_group(group, ms, shares) for ms, shares in seen["turns"])),
+            below=Side("the whole step", tuple(ms / 1000 for ms, _ in seen["turns"])),
+            unit=f"seconds per decode step of {ROWS} rows of unequal length",
+            clock="cpu",
+            goal=None if group == PRODUCTS else Goal("at most", GOAL),
+            means="The linear layers and the head, which a forward pass cannot do without."
+            if group == PRODUCTS
+            else "The share of a step that is spent there, what it calls in other parts left out.",
+            means_not="a larger model's, whose matrix products take more of a step.",
+        )
+        for side, seen in found.items()
+        for group in GROUPS
+        if group != "eviction" or "rkv" in side  # nothing is evicted from full context
+    ]
+
+
+def _group(group: str, ms: float, shares: dict[str, float]) -> float:
+    """Seconds of a step."""
+    return ms / 1000 * sum(shares.get(part, 0.0) for part in GROUPS[group])
 
 
 def operators(model: str = MODEL, tokens: int = 11) -> list[tuple[str, float]]:
     """(operator, share of the profiled time) of R-KV every token, by torch.profiler."""
     policy = TorchPolicy(model)
     ids = [int(t) for t in policy.tokenizer.encode(TEXT * 9)]
-    side = Side(policy, RKV(budget=64))
+    side = Forks(policy, RKV(budget=64))
     asyncio.run(side.turn([ids[:196]], 3, Parts()))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         asyncio.run(side.turn([ids], tokens, Parts()))
@@ -247,7 +307,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=19)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--side", help="only this one")
+    parser.add_argument("--side", nargs="+", choices=list(sides(64, 128)), help="only these")
     parser.add_argument("--operators", action="store_true")
     args = parser.parse_args()
     found = measure(tokens=args.tokens, turns=args.turns, model=args.model, only=args.side)

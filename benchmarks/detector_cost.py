@@ -94,7 +94,7 @@ def ratios(size: Size) -> list[Ratio]:
         name: partial(of_step, events) for name, events in texts.items()
     }
     sides["entropy"] = lambda: _least(lambda: entropy(logits), repeats)
-    sides["step"] = lambda: rows.step(size.pick(10, 6, 4))
+    sides["step"] = lambda: rows.step(size.pick(6, 6, 4))
     found = in_turns(sides, size.pick(3, 2, 1), warm_up=())
     step = Side(f"decode step of {live} rows", found["step"])
     table = [

@@ -183,7 +183,7 @@ def ratios(size: Size) -> list[Ratio]:
         },
         size.pick(3, 2, 1),
     )
-    few = questions[: size.pick(6, 4, 1)]
+    few = questions[: size.pick(3, 2, 1)]
     peers: dict[str, Callable[[], float]] = {
         "engine": partial(rate, partial(run_engine, event, few)),
         "generate, per problem": partial(rate, partial(run_peer, peer, few, lock_step=False)),

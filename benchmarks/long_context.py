@@ -15,7 +15,7 @@ PIECE = 256
 
 def ratios(size: Size) -> list[Ratio]:
     short, long = size.pick((1024, 4096), (512, 2048), (256, 512))
-    tokens, live = size.pick(10, 8, 4), size.pick(8, 4, 2)
+    tokens, live = size.pick(10, 8, 4), size.pick(4, 4, 2)
     model = size.pick(MODEL, MODEL, "tiny/base")
     kinds: dict[str, Evictor | None] = {
         "evicted": RKV(budget=BUDGET, window=WINDOW),

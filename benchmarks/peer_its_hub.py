@@ -76,7 +76,7 @@ class Reward(AbstractProcessRewardModel):
 
 
 def ratios(size: Size) -> list[Ratio]:
-    problems, turns = size.pick(8, 8, 2), size.pick(2, 1, 1)
+    problems, turns = size.pick(4, 4, 2), size.pick(2, 1, 1)
     whole: Setting = SETTINGS["tiny"]
     setting = replace(whole, models=whole.models[:1], n=size.pick(4, 4, 2))
     scorer, score = setting.scorer()

@@ -202,7 +202,7 @@ _MEANS_NOT = {
 
 
 def ratios(size: Size) -> list[Ratio]:
-    problems, turns = size.pick(8, 8, 2), size.pick(2, 1, 1)
+    problems, turns = size.pick(4, 4, 2), size.pick(2, 1, 1)
     found = compared("tiny", problems, turns)
     if size is not Size.SMOKE:
         found += compared("tiny_free", problems, turns)

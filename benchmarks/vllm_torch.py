@@ -1,13 +1,15 @@
 """Committed steps per second of the vLLM backend against the torch engine: one composition, both.
 
 The tiny base and helper with the tiny reward model, evicted and with a budget that no trajectory
-reaches; and SmolLM2-135M alone with a scorer that costs nothing. Models, seeds, sampling and limits
+reaches; and SmolLM2-135M alone, evicted, with a scorer that costs nothing and with short steps and
+texts. Models, seeds, sampling and limits
 are the same, and every evictor fires every 16 tokens. Both use the processor and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.ratios import Ratio, Side, Size, in_turns, rate
@@ -24,20 +26,25 @@ INTERVAL = 16
 
 
 def ratios(size: Size) -> list[Ratio]:
-    found = _compared("tiny", size.pick(8, 8, 2), size.pick(2, 1, 1))
+    found = _compared("tiny", SETTINGS["tiny"], size.pick(4, 4, 2), size.pick(2, 1, 1))
     if size is not Size.SMOKE:
-        found += _compared("smollm2", size.pick(2, 2, 1), size.pick(2, 1, 1))
+        setting = SETTINGS["smollm2"]
+        sampling = setting.sampling.model_copy(update={"max_step_tokens": 24})
+        setting = replace(setting, sampling=sampling, limit=48, evictor=RKV(budget=32, window=32))
+        found += _compared("SmolLM2", setting, 2, size.pick(2, 1, 1), only="evicted")
     return found
 
 
-def _compared(name: str, problems: int, turns: int) -> list[Ratio]:
-    setting = SETTINGS[name]
+def _compared(
+    name: str, setting: Setting, problems: int, turns: int, only: str | None = None
+) -> list[Ratio]:
     questions = [b.question for b in bills("test", seed=5, count=problems)]
     scorer, _ = setting.scorer()
     evictors: dict[str, RKV] = {
         "budget >= length": RKV(budget=CONTEXT - 28, window=12, interval=INTERVAL),
         "evicted": RKV(**{**dict(setting.evictor), "interval": INTERVAL}),
     }
+    evictors = {how: evictor for how, evictor in evictors.items() if only in (None, how)}
     rescues: dict[str, Rescue] = {}
     for how, evictor in evictors.items():
         rescues[f"vLLM, {how}"] = ours(setting, evictor, scorer, problems)
@@ -47,7 +54,7 @@ def _compared(name: str, problems: int, turns: int) -> list[Ratio]:
         for side, rescue in rescues.items()
     }
     for rescue in rescues.values():
-        run_ours(rescue, questions[:2])
+        run_ours(rescue, questions[:1])
     measured = in_turns(sides, turns, warm_up=())
     for rescue in rescues.values():
         rescue.close()

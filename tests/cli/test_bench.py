@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run import Ran, fails
+from tests.evaluation.here import here  # noqa: F401 - a fixture
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert "holds no run" in fails(14, "RunError", "bench", "report", str(tmp_path))
 
 
+@pytest.mark.usefixtures("here")
 def test_a_small_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ["bench", "run", "--out", str(out), "--problems", "tiny:2", "-n", "1", "--json"]

@@ -1,19 +1,22 @@
-"""Captured decode steps, with a tracer in place of CUDA graphs.
+"""Captured decode steps, with a recorder in place of CUDA graphs.
 
-`make_fx` records the tensor operations of a step with every number that the host contributes
-frozen, as a CUDA graph does; replaying runs no Python of the engine.
+It records the tensor operations of a step with every number that the host contributes frozen, as a
+CUDA graph does; replaying runs no Python of the engine. Reading a tensor on the host is refused, as
+it is while a graph is captured.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.graphs import MOST, GraphedDecoder, StaticBatch, rows_bucket, width_bucket
@@ -24,26 +27,50 @@ from kvrescue.types import StopReason
 from tests.engine.models import FAMILIES, engine_for, random_model, shared_model
 
 
+class Recorder(TorchDispatchMode):
+    """Runs operations and notes them: (operation, arguments, options, result)."""
+
+    READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if self.READS & set(func.tags):
+            raise RuntimeError(f"{func} reads a tensor on the host")
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
 class Traced:
-    """Replays recorded operations, and notes which storage the step's numbers lie in."""
+    """Replays recorded operations; tensors that none of them made stay those of the recording."""
 
     def __init__(self) -> None:
         self.replayed = 0
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
-
-        def traced(one: Tensor) -> Tensor:
+        with Recorder() as recorder:
             work()
-            return one + 1
-
-        graph = make_fx(traced)(torch.zeros(()))
-        recorded = [n for n in graph.graph.nodes if n.op == "call_function"]
-        assert len(recorded) > 50, "the operations of the model are not in the graph"
+        assert len(recorder.calls) > 50, "the operations of the model are not recorded"
 
         def replay() -> None:
             self.replayed += 1
-            graph(torch.zeros(()))
+            made: dict[int, Tensor] = {}
+
+            def now(tensor: Tensor) -> Tensor:
+                return made.get(id(tensor), tensor)
+
+            for func, args, kwargs, result in recorder.calls:
+                again = func(
+                    *tree_map_only(Tensor, now, args), **tree_map_only(Tensor, now, kwargs)
+                )
+                for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor):
+                        made[id(old)] = new
 
         return replay
 
@@ -96,6 +123,11 @@ def test_replayed_steps_give_the_same_tokens(evictor: Evictor | None) -> None:
 def test_every_family_is_captured_whole(family: str) -> None:
     plain = candidates(engine_for(shared_model(family)), [9], 2, 6)
     assert candidates(graphed(family=family)[0], [9], 2, 6) == plain
+
+
+def test_a_step_that_reads_a_tensor_on_the_host_is_not_recorded() -> None:
+    with pytest.raises(RuntimeError, match="reads a tensor on the host"):
+        Traced().capture(lambda: print(torch.ones(3).sum().item()))
 
 
 def test_numbers_keep_their_place_from_step_to_step() -> None:

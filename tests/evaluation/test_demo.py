@@ -66,8 +66,8 @@ class TestMethods:
 
 @pytest.fixture(scope="module")
 def report() -> DemoReport:
-    plan = DemoPlan(problems=4, budgets=(64, 16), n=2, overrides=OVERRIDES)
-    return run_demo(plan)
+    short = (*OVERRIDES, "limits.max_output_tokens=128")  # longer than a right solution
+    return run_demo(DemoPlan(problems=4, budgets=(64, 16), n=2, overrides=short))
 
 
 class TestReport:
@@ -125,10 +125,12 @@ class TestReport:
         steps = [step.text.removesuffix(SEPARATOR) for step in example.solutions["kv_rescue"].steps]
         assert tuple(steps) == example.bill.steps
 
-    def test_processes_give_the_same_numbers(self, report: DemoReport) -> None:
+    def test_processes_give_the_same_numbers(self) -> None:
+        short = (*OVERRIDES, "limits.max_output_tokens=48")
+        plan = DemoPlan(problems=2, budgets=(16,), n=1, overrides=short)
         told: list[tuple[int, int]] = []
-        again = run_demo(report.plan, 2, lambda done, whole: told.append((done, whole)))
-        assert _numbers(again) == _numbers(report)
+        again = run_demo(plan, 2, lambda done, whole: told.append((done, whole)))
+        assert _numbers(again) == _numbers(run_demo(plan))
         assert told[0][0] == 0
         assert told[-1][0] == told[-1][1]
         assert told == sorted(told)
@@ -198,12 +200,13 @@ def test_a_task_that_fails_ends_those_beside_it() -> None:
         found.configs[16] = changed
         return found
 
-    endless = {"delay": 0.05, "eos": 0.0, "words": ["step\n\n"]}
+    endless = {"delay": 5.0, "eos": 0.0, "words": ["step\n\n"]}
     broken = plan(helper=endless, base={"broken": True})
     started = time.monotonic()
     with pytest.raises(PolicyError, match="on fire"):
         run_demo(broken, workers=2)
-    assert time.monotonic() - started < 20  # alone, the endless one takes a minute
+    # Alone, the endless one takes more than an hour: no machine is so slow that this is by chance.
+    assert time.monotonic() - started < 1800
 
 
 def test_a_worker_that_fails_says_why() -> None:

@@ -15,7 +15,9 @@ import pytest
 from kvrescue.evaluation.bill import bill_at
 from kvrescue.evaluation.runs.folder import Run
 from kvrescue.events import solution_from_dict
+from tests.cli.run import Ran
 from tests.cli.test_interrupts import SAID
+from tests.evaluation.here import here  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
 QUESTION = bill_at("test", 0, 1).question
@@ -55,16 +57,16 @@ def test_solve() -> None:
     assert helper.physical_length == helper.logical_length == base.logical_length
 
 
+@pytest.mark.usefixtures("here")
 def test_bench(tmp_path: Path) -> None:
     """The same command as on torch; settings of one process make room for one another."""
     out = tmp_path / "run"
     arguments = ["bench", "run", "--engine", "vllm", "--out", str(out), "--problems", "tiny:2"]
     arguments += ["-n", "1", "--budget", "16", "--budget", "64", "--no-matched", "--no-report"]
     arguments += ["--method", "full_kv", "--method", "kv_rescue", "--traces", "0", "--json"]
-    process = start(*arguments)
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, errors
-    assert json.loads(output)["failures"] == 0
+    ran = Ran(*arguments)
+    assert ran.code == 0, ran.stderr
+    assert ran.json["failures"] == 0
     run = Run.read(out)
     assert [s.budget for s in run.settings.values()] == [None, 16, 64]
     for key, setting in run.settings.items():

@@ -56,7 +56,7 @@ def test_it_solves(rescue: Rescue) -> None:
 
 def test_a_hundred_problems_at_once_are_a_hundred_alone() -> None:
     """Greedy, whole trajectories: company in the batch changes nothing of what is committed."""
-    greedy = ["sampling.temperature=0", "limits.max_output_tokens=48", "concurrency=100"]
+    greedy = ["sampling.temperature=0", "limits.max_output_tokens=32", "concurrency=100"]
     greedy += ["proposers.base.policy.evictor.interval=4"]
     asked = [bill.question for bill in bills("test", 3, 100)]
     with Rescue.from_config("tiny", [*ON_VLLM, *greedy]) as rescue:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from kvrescue.evaluation.runs.run import Progress, RunOptions, run_plan
 from kvrescue.evaluation.runs.settings import composition_of
 from kvrescue.evaluation.sources import load_problems
 from kvrescue.evaluation.tables.cells import Cells
+from tests.cli.run import Ran
 from tests.evaluation.here import here, in_this_process  # noqa: F401 - a fixture
 
 PROBLEMS = load_problems("tiny:3")
@@ -74,15 +74,20 @@ def test_a_finished_run_is_not_run_again(whole: Run) -> None:
     assert len(Run.read(whole.path).sessions) == len(whole.sessions) + 1
 
 
+@pytest.mark.usefixtures("here")
 def test_a_killed_run_goes_on_and_comes_to_the_same(whole: Run, tmp_path: Path) -> None:
-    """kill -9 of the whole program in the middle of a run; then the same command again."""
+    """kill -9 of the whole program in the middle of a run; then the same command again, here."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "kvrescue", "bench", "run", "--out", str(out), "-n", "2"]
+    command = ["bench", "run", "--out", str(out), "-n", "2"]
     command += ["--problems", "tiny:3", "--budget", "16", "--no-matched", "--no-report"]
     command += ["--method", "best_of_n", "--method", "kv_rescue", "--seeds", "1", "--traces", "1"]
     command += ["--workers", "1", "--in-flight", "1", *(f"--set={change}" for change in QUICK)]
     records = out / "records.jsonl"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvrescue", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         if records.exists() and records.read_bytes().count(b"\n") >= 2:
@@ -92,9 +97,9 @@ def test_a_killed_run_goes_on_and_comes_to_the_same(whole: Run, tmp_path: Path) 
     process.wait()
     kept = records.read_bytes()
     assert 2 <= kept.count(b"\n") <= 6
-    ended = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["failures"] == 0
+    ended = Ran(*command, "--json")
+    assert ended.code == 0, ended.stderr
+    assert ended.json["failures"] == 0
     assert records.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert records.read_bytes().count(b"\n") == 6
     found = Run.read(out)
