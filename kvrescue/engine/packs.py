@@ -63,7 +63,7 @@ class PackedBatch:
         members = np.full(self.rows * self.width, EVERYBODY, dtype=np.int8)  # padding: the prefix
         members[line] = member
         self._lay = self._take = None
-        """[rows * width] the fork at each place, [forks] the place of each; None: packs are full."""
+        """[rows * width] the fork at each place, [forks] the place of each; None: no padding."""
         if len(line) < len(members):
             lay = np.zeros(len(members), dtype=np.int64)
             lay[line] = np.arange(len(line))
@@ -110,10 +110,8 @@ class PackedBatch:
         if self.mask is not None:
             self.mask.view(-1).index_fill_(0, mask.view(-1), 0)
         self._write = write.view(-1)
-        self._keys, self._values = (
-            x[: self.rows, :, :, : self.stop].unbind(1)
-            for x in (self.store.keys, self.store.values)
-        )
+        both = (self.store.keys, self.store.values)
+        self._keys, self._values = (x[: self.rows, :, :, : self.stop].unbind(1) for x in both)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Write the new entries of a layer, and attend.
@@ -128,7 +126,7 @@ class PackedBatch:
         Returns:
             [1, forks, q_heads, head_dim].
         """
-        heads, dim = key.shape[1], key.shape[3]
+        heads, q_heads, dim = key.shape[1], query.shape[1], key.shape[3]
         keys, values = self._ends[layer]
         keys.index_copy_(0, self._write, key.reshape(-1, dim))
         values.index_copy_(0, self._write, value.reshape(-1, dim))
@@ -141,11 +139,8 @@ class PackedBatch:
             attn_mask=None if self.mask is None else self.mask[..., : self.stop],
             scale=scale,
         )
-        out = (
-            out.view(self.rows, -1, self.width, dim)
-            .transpose(1, 2)
-            .reshape(-1, query.shape[1], dim)
-        )
+        out = out.view(self.rows, q_heads, self.width, dim).transpose(1, 2)
+        out = out.reshape(-1, q_heads, dim)
         return (out if self._take is None else out.index_select(0, self._take))[None]
 
     def advance(self) -> None:
@@ -180,7 +175,5 @@ def shares_prefix(
     elif graphs:
         why = "graphs = True: a captured step has a row for each candidate"
     if asked and why:
-        raise ConfigError(
-            f"{name}: share_prefix = True does not go with {why}; leave one of them out"
-        )
-    return device.type == "cpu" and why is None if asked is None else asked
+        raise ConfigError(f"{name}: share_prefix = True does not go with {why}; leave one out")
+    return (why is None and device.type == "cpu") if asked is None else asked
