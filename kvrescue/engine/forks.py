@@ -160,9 +160,9 @@ class PackedForks:
         self._batch = None
 
     def step(self, tokens: np.ndarray) -> Tensor:
-        longest = int(self.store.length[: self.rows].max())
-        if longest + self.width > self.store.capacity:
-            self._reserve(self.store.rows, longest + _AHEAD * self.width)
+        longest, most = int(self.store.length[: self.rows].max()), int(np.bincount(self.row).max())
+        if longest + most > self.store.capacity:
+            self._reserve(self.store.rows, longest + _AHEAD * most)
         batch = self._batch
         if batch is None:
             batch = PackedBatch(self.store, self.owner, self.row, self.member)
