@@ -3,7 +3,7 @@
 A model stays unpatched. Its attention is directed, through the public attention interface, to
 `slot_attention`, which writes the new keys and values into a `SlotStore` and attends over the
 store; position ids are logical. No cache object of transformers is involved, and no mask: rows
-of unequal length are masked here.
+of unequal length are masked here, and forks that share a row in `kvrescue.engine.packs`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def slot_attention(
     rows, q_heads, width, dim = query.shape
     scale = scaling if scaling is not None else dim**-0.5
     if isinstance(slots, PackedBatch):
-        return slots.attend(layer, query, key, value, scale), None
+        slots.record(layer, key, value)
+        return slots.attend(layer, query, scale), None
     keys, values = slots.record(layer, query, key, value)
     kv_heads = keys.shape[1]
     group = q_heads // kv_heads

@@ -113,23 +113,16 @@ class PackedBatch:
         both = (self.store.keys, self.store.values)
         self._keys, self._values = (x[: self.rows, :, :, : self.stop].unbind(1) for x in both)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Write the new entries of a layer, and attend.
+    def record(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the new entries of a layer, [1, kv_heads, forks, head_dim]."""
+        for target, new in zip(self._ends[layer], (key, value), strict=True):
+            target.index_copy_(0, self._write, new.reshape(-1, new.shape[3]))
 
-        Args:
-            layer: whose.
-            query: [1, q_heads, forks, head_dim].
-            key: [1, kv_heads, forks, head_dim].
-            value: the same.
-            scale: of the logits.
-
-        Returns:
-            [1, forks, q_heads, head_dim].
-        """
-        heads, q_heads, dim = key.shape[1], query.shape[1], key.shape[3]
-        keys, values = self._ends[layer]
-        keys.index_copy_(0, self._write, key.reshape(-1, dim))
-        values.index_copy_(0, self._write, value.reshape(-1, dim))
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """[1, forks, q_heads, head_dim]: attention of a layer; `query` [1, q_heads, forks,
+        head_dim], `scale` of the logits."""
+        q_heads, dim = query.shape[1], query.shape[3]
+        heads = q_heads // self._group
         laid = query[0] if self._lay is None else query[0].index_select(1, self._lay)
         stacked = laid.reshape(heads, self._group, self.rows, self.width, dim)
         out = F.scaled_dot_product_attention(
