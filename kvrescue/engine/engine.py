@@ -5,7 +5,8 @@
 token. A fork that ends leaves the live rows at once (its cache is held until the next commit), a
 proposal whose forks have all ended resolves at once, whatever the other problems are doing.
 
-Evicted or not, the code path is the same: a full-context policy is an engine without an evictor.
+A full-context policy is an engine without an evictor. Evicted or not, the code path is the same but
+for where forks lie: evicted ones in a row each, others side by side (`kvrescue.engine.forks`).
 """
 
 from __future__ import annotations
