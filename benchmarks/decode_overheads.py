@@ -40,13 +40,14 @@ async def decode(
 
 
 def plain_rows(size: Size) -> Rows:
-    """The rows without an evictor, of which everything here is a share."""
+    """The rows without an evictor, of which everything here is a share: a cache for each, as with
+    an evictor."""
     return _rows(size, None)
 
 
 def _rows(size: Size, evictor: Evictor | None) -> Rows:
     model = size.pick(MODEL, MODEL, "tiny/base")
-    side = endless(model, evictor)
+    side = endless(model, evictor, share_prefix=False)
     ids = [int(t) for t in side.tokenizer.encode(TEXT * (BOUND // 8))]
     rows = Rows(side, size.pick(SEQUENCES * FORKS, 16, 4))
     rows.open([ids[: BOUND if evictor is None else BOUND + WINDOW]])

@@ -50,6 +50,7 @@ from kvrescue.detectors import Detector, EntropyDetector, GzipDetector, NgramDet
 from kvrescue.engine import adapter, live
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.live import LiveRows
+from kvrescue.engine.packs import PackedBatch
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import ParkedSequence
 from kvrescue.evictors import RKV, Evictor
@@ -133,6 +134,9 @@ def watched(policy: TorchPolicy, parts: Parts) -> Iterator[None]:
             (model, "apply_rotary_pos_emb", "rotary", rotate),
             (adapter.ForwardBatch, "__post_init__", "cache", None),
             (adapter.ForwardBatch, "record", "cache", None),
+            (PackedBatch, "__init__", "cache", None),
+            (PackedBatch, "begin", "cache", None),
+            (PackedBatch, "record", "cache", None),
             (Runner, "evict", "eviction", None),
             (Runner, "sick", "finite check", None),
             (live, "token_statistics", "entropy", None),

@@ -24,10 +24,13 @@ TEXT: Final = (
 
 
 def endless(
-    model: str, evictor: Evictor | None = None, max_context: int | None = None
+    model: str,
+    evictor: Evictor | None = None,
+    max_context: int | None = None,
+    share_prefix: bool | None = None,
 ) -> TorchPolicy:
     """A policy whose candidates end with the number of their tokens and with nothing else."""
-    built = TorchPolicy(model, evictor=evictor, max_context=max_context)
+    built = TorchPolicy(model, evictor=evictor, max_context=max_context, share_prefix=share_prefix)
     built.engine.eos = frozenset()
     return built
 

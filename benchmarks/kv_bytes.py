@@ -2,7 +2,9 @@
 
 What is counted are tensors: at the last token of a step, while all candidates live, the slots that
 every row of an engine fills. The formulas are those of `kvrescue.cost`, which reproduces Eqs. 8 to
-11. A token that was drawn and not yet fed is no part of the context.
+11. A token that was drawn and not yet fed is no part of the context. Appendix D counts a whole
+cache per candidate, so what is compared with it byte by byte does not share prefixes; what sharing
+makes of it is a ratio of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor
 from benchmarks.decoding import TEXT, Rows, Stamp, endless
 from benchmarks.ratios import Goal, Ratio, Side, Size
 from kvrescue.cost import CostModel, shape_of
+from kvrescue.engine.packs import WIDTH
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors import RKV, Evictor
 
@@ -40,25 +43,25 @@ class Held:
     """Bytes of one number."""
 
 
-def held(model: str, evictor: Evictor | None, length: int) -> Held:
+def held(model: str, evictor: Evictor | None, length: int, share: bool = False) -> Held:
     """What is held at `length` tokens of context, with so many of them decoded as a step has."""
-    side = endless(model, evictor)
+    side = endless(model, evictor, share_prefix=share)
     text = [int(t) for t in side.tokenizer.encode(TEXT * (length // 8 + 8))]
     rows = Rows(side, CANDIDATES)
     rows.open([text[: length - STEP + 1]])
     engine = rows.engine
+    before = int(engine.parked.store.logical[rows.sequences[0].row])
     seen: list[Held] = []
 
     def look() -> None:
         live, parked = engine.live.store, engine.parked.store
-        count = len(engine.live.drafts)
-        filled = sum(_filled(live, row) for row in range(count))
+        filled = sum(_filled(live, row) for row in range(engine.live.forks.rows))
         seen.append(
             Held(
                 filled,
                 live.nbytes + parked.nbytes,
                 sum(map(_bytes, _tensors(live) + _tensors(parked))),
-                int(live.logical[0]),
+                before + len(engine.live.drafts[0].token_ids) - 1,
                 live.keys.element_size(),
             )
         )
@@ -89,6 +92,8 @@ def ratios(size: Size) -> list[Ratio]:
     evicted = [held(BASE, rkv, length) for length in lengths]
     full = [held(BASE, None, length) for length in lengths]
     helper = [held(HELPER, None, length) for length in lengths]
+    shared = [held(BASE, None, length, share=True) for length in lengths]
+    helping = [held(HELPER, None, length, share=True) for length in lengths]
     models = [
         CostModel(
             base=shape_of(BASE),
@@ -108,7 +113,10 @@ def ratios(size: Size) -> list[Ratio]:
     def numbers(of: list[Held], what: Callable[[Held], int]) -> tuple[float, ...]:
         return tuple(float(what(h)) for h in of)
 
-    rescue = tuple(float(e.filled + h.filled) for e, h in zip(evicted, helper, strict=True))
+    rescue, sharing = (
+        tuple(float(e.filled + h.filled) for e, h in zip(evicted, of, strict=True))
+        for of in (helper, helping)
+    )
     allocated = (numbers(of, lambda h: h.allocated) for of in (evicted, full))
     exact = Goal("exactly", 1)
     equal = "At 1, eviction frees what the paper says it frees, byte by byte, at every length."
@@ -118,6 +126,11 @@ def ratios(size: Size) -> list[Ratio]:
     )
     used = "the peak memory of the process: weights, activations and spare slots come to it."
     small = "what it would be with many problems at once, whose rows share what is spare."
+    once = (
+        "Candidates without an evictor share what was there before their step: it is held once "
+        f"for {WIDTH} of them."
+    )
+    twice = "what is held in all: the parked trajectory is left out here as above, and equals it."
     rows = (
         ("evicted best-of-N: held", numbers(evicted, lambda h: h.filled), "evicted_best_of_n",
          exact, equal, used),
@@ -125,6 +138,10 @@ def ratios(size: Size) -> list[Ratio]:
          exact, "The same without eviction.", used),
         ("KV-Rescue: held", rescue, "kv_rescue", exact,
          "The same for the evicted base and the helper's full cache together.", used),
+        ("full best-of-N, shared prefix: held", numbers(shared, lambda h: h.filled),
+         "full_best_of_n", None, once, twice),
+        ("KV-Rescue, shared prefix: held", sharing, "kv_rescue", None,
+         "The same for the evicted base, which shares nothing, and the helper together.", twice),
         ("evicted best-of-N: allocated", next(allocated), "evicted_best_of_n", None, spare, small),
         ("full best-of-N: allocated", next(allocated), "full_best_of_n", None, spare, small),
         ("evicted best-of-N: with bookkeeping", numbers(evicted, lambda h: h.everything),

@@ -27,6 +27,7 @@ _SPECS: Final[Mapping[str, type[PolicySpec]]] = {
     spec.kind: spec for spec in (TorchPolicySpec, VLLMPolicySpec)
 }
 _REASONS: Final = {
+    "share_prefix": "vLLM shares prefixes by its own prefix caching",
     "device": "vLLM runs on the device that it was built for",
     "candidates": "the torch engine promises no memory ahead",
     "kv_cache_bytes": "the torch engine takes memory as it needs it",

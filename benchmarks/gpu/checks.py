@@ -143,3 +143,15 @@ async def compare(ours: Any, theirs: Any, count: int, asked: int) -> dict[str, A
         "entropy_difference_median": round(statistics.median(differences), 5),
         "entropy_difference_largest": round(max(differences), 5),
     }
+
+
+def step_milliseconds(policy: Any, length: int, tokens: int) -> float:
+    """Time on the wall per decode step of 64 forks of one sequence; the second of two turns."""
+    from benchmarks.decoding import TEXT, Rows
+
+    policy.engine.eos = frozenset()
+    rows = Rows(policy, 64)
+    rows.open([[int(t) for t in policy.tokenizer.encode(TEXT * (length // 8 + 8))][:length]])
+    turns = [rows.step(tokens, clock="wall") for _ in range(2)]
+    rows.close()
+    return round(1000 * turns[-1], 2)

@@ -5,7 +5,6 @@ On a CPU they are interpreted, which shows that the checks run and nothing about
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib.util
 import os
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.checks import NotHereError, Place, check, require
+from benchmarks.gpu.checks import NotHereError, Place, check, require, step_milliseconds
 from kvrescue import kernels
 from kvrescue.engine.moves import compact, move
 from kvrescue.engine.sampler import sample, token_statistics
@@ -209,8 +208,6 @@ class Untracked(RKV):
 def tracker_against_kernels(place: Place, seen: dict[str, Any]) -> None:
     """Milliseconds per decode step when R-KV fires after every token, on the torch engine."""
     ready(place)
-    from benchmarks.decode_overheads import TEXT, decode
-
     if place.device == "cpu":
         raise NotHereError("interpreted kernels are too slow to decode with")
     size = {"budget": 64, "window": 128}
@@ -222,8 +219,5 @@ def tracker_against_kernels(place: Place, seen: dict[str, Any]) -> None:
     for name, (evictor, choice) in sides.items():
         with kernels.using(choice):
             policy = TorchPolicy(place.model, evictor=evictor, device=place.device)
-            policy.engine.eos = frozenset()
-            ids = [int(t) for t in policy.tokenizer.encode(TEXT * (evictor.bound // 8))]
-            prompt = ids[: evictor.bound + evictor.window]
-            turns = [asyncio.run(decode(policy, prompt, place.sized(50, 20), ())) for _ in range(2)]
-            seen[name] = {"ms_per_step": round(1000 * turns[-1], 2)}
+            length = evictor.bound + evictor.window
+            seen[name] = {"ms_per_step": step_milliseconds(policy, length, place.sized(50, 20))}

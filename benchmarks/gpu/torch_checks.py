@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.checks import NotHereError, Place, check, compare, greedy, questions, require
+from benchmarks.gpu.checks import (
+    NotHereError,
+    Place,
+    check,
+    compare,
+    greedy,
+    questions,
+    require,
+    step_milliseconds,
+)
 from kvrescue import Question, Rescue, Sampling
 from kvrescue.evaluation.bill import bills
 from kvrescue.evictors import RKV, RandomEviction, SnapKV, StreamingLLM
@@ -117,8 +126,6 @@ def the_trio_solves(place: Place, seen: dict[str, Any]) -> None:
 @check("torch")
 def torch_eviction_cost(place: Place, seen: dict[str, Any]) -> None:
     """Milliseconds per decode step; what each evictor adds."""
-    from benchmarks.decode_overheads import TEXT, decode
-
     bound, tokens = 192, place.sized(50, 20)
     size = {"budget": 64, "window": 128}
     sides: dict[str, Evictor | None] = {
@@ -128,15 +135,39 @@ def torch_eviction_cost(place: Place, seen: dict[str, Any]) -> None:
         "random, interval 1": RandomEviction(**size, seed=1),
     }
     for name, evictor in sides.items():
-        policy = TorchPolicy(place.model, evictor=evictor, device=place.device)
-        policy.engine.eos = frozenset()
-        ids = [int(t) for t in policy.tokenizer.encode(TEXT * (bound // 8))]
-        prompt = ids[: bound if evictor is None else bound + size["window"]]
-        turns = [asyncio.run(decode(policy, prompt, tokens, ())) for _ in range(2)]
-        seen[name] = {"ms_per_step": round(1000 * turns[-1], 2)}
+        policy = TorchPolicy(place.model, evictor=evictor, device=place.device, share_prefix=False)
+        length = bound if evictor is None else bound + size["window"]
+        seen[name] = {"ms_per_step": step_milliseconds(policy, length, tokens)}
     base = seen["no eviction"]["ms_per_step"]
     for row in seen.values():
         row["added"] = round(row["ms_per_step"] / base - 1, 3)
+
+
+@check("torch")
+def a_shared_prefix_equals_copies(place: Place, seen: dict[str, Any]) -> None:
+    """Candidates that share their prefix: the same greedy output in float32, and how much faster
+    a step is; on CUDA it is off until this has been seen."""
+    shared, copied = (
+        TorchPolicy(place.model, device=place.device, dtype="float32", share_prefix=share)
+        for share in (True, False)
+    )
+    found = asyncio.run(compare(shared, copied, place.sized(64, 24), place.sized(6, 2)))
+    seen["greedy"] = found
+    require(found["entropy_difference_largest"] < 1e-3, "entropies differ")
+    for length in (192, place.sized(1536, 256)):
+        ms = {
+            share: step_milliseconds(
+                TorchPolicy(place.model, device=place.device, share_prefix=share),
+                length,
+                place.sized(50, 8),
+            )
+            for share in (True, False)
+        }
+        seen[f"64 rows, prefix {length}"] = {
+            "shared_ms": ms[True],
+            "copied_ms": ms[False],
+            "shared_is_faster_by": round(ms[False] / ms[True], 2),
+        }
 
 
 @check("torch")
@@ -144,8 +175,6 @@ def captured_steps_equal_eager_ones(place: Place, seen: dict[str, Any]) -> None:
     """CUDA graphs: the same greedy output in float32, and how much faster a step is."""
     if place.device == "cpu":
         raise NotHereError("a CPU captures no graphs")
-    from benchmarks.decode_overheads import TEXT, decode
-
     for evictor in (None, RKV(**NARROW), SnapKV(**NARROW, interval=16)):
         captured, eager = (
             TorchPolicy(
@@ -159,16 +188,16 @@ def captured_steps_equal_eager_ones(place: Place, seen: dict[str, Any]) -> None:
         require(found["entropy_difference_largest"] < 1e-3, f"{name}: entropies differ")
     size = {"budget": 64, "window": 128}
     for name, wide in (("full", None), ("rkv, interval 16", RKV(**size, interval=16))):
-        milliseconds = {}
-        for graphs in (True, False):
-            policy = TorchPolicy(place.model, evictor=wide, device=place.device, graphs=graphs)
-            policy.engine.eos = frozenset()
-            ids = [int(t) for t in policy.tokenizer.encode(TEXT * 24)]
-            prompt = ids[: 192 if wide is None else 320]
-            turns = [asyncio.run(decode(policy, prompt, 50, ())) for _ in range(3)]
-            milliseconds[graphs] = 1000 * statistics.median(turns[1:])
+        ms = {
+            graphs: step_milliseconds(
+                TorchPolicy(place.model, evictor=wide, device=place.device, graphs=graphs),
+                192 if wide is None else 320,
+                50,
+            )
+            for graphs in (True, False)
+        }
         seen[f"{name}, 64 rows"] = {
-            "captured_ms": round(milliseconds[True], 2),
-            "eager_ms": round(milliseconds[False], 2),
-            "captured_is_faster_by": round(milliseconds[False] / milliseconds[True], 2),
+            "captured_ms": ms[True],
+            "eager_ms": ms[False],
+            "captured_is_faster_by": round(ms[False] / ms[True], 2),
         }

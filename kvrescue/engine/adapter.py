@@ -3,7 +3,7 @@
 A model stays unpatched. Its attention is directed, through the public attention interface, to
 `slot_attention`, which writes the new keys and values into a `SlotStore` and attends over the
 store; position ids are logical. No cache object of transformers is involved, and no mask: rows
-of unequal length are masked here.
+of unequal length are masked here, and forks that share a row in `kvrescue.engine.packs`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from kvrescue.engine.packs import PackedBatch
 from kvrescue.engine.slots import KVShape, SlotStore
 from kvrescue.errors import ModelLoadError
 from kvrescue.evictors.tracking import ScoreTracker
@@ -150,7 +151,7 @@ def slot_attention(
     value: Tensor,
     _attention_mask: Tensor | None,
     scaling: float | None = None,
-    slots: ForwardBatch | None = None,
+    slots: ForwardBatch | PackedBatch | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over a store; shapes [rows, heads, width, head_dim].
@@ -160,15 +161,19 @@ def slot_attention(
     """
     if slots is None:
         raise RuntimeError("slot_attention needs slots=ForwardBatch(...) in the forward call")
-    keys, values = slots.record(int(module.layer_idx), query, key, value)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
     rows, q_heads, width, dim = query.shape
+    scale = scaling if scaling is not None else dim**-0.5
+    if isinstance(slots, PackedBatch):
+        slots.record(layer, key, value)
+        return slots.attend(layer, query, scale), None
+    keys, values = slots.record(layer, query, key, value)
     kv_heads = keys.shape[1]
     group = q_heads // kv_heads
     stacked = query.reshape(rows, kv_heads, group * width, dim)
     mask = slots.mask
     if mask is not None:
         mask = mask[:, None].repeat(1, 1, group, 1)
-    scale = scaling if scaling is not None else dim**-0.5
     mass = slots.store.entries.get("mass")
     if mass is None:
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
@@ -182,7 +187,7 @@ def slot_attention(
         counts = torch.from_numpy(slots.counts).to(seen.device)
         real = torch.arange(width, device=seen.device) < counts[:, None]
         gained = (seen * real[:, None, :, None]).sum(dim=2)
-        mass[:rows, int(module.layer_idx), :, : slots.stop] += gained  # type: ignore[arg-type]
+        mass[:rows, layer, :, : slots.stop] += gained
     out = out.reshape(rows, q_heads, width, dim).transpose(1, 2)
     return out.contiguous(), None
 
@@ -269,7 +274,6 @@ class ModelAdapter:
             head_state=tracker.head_state(head_dim) if tracker else {},
         )
 
-    @torch.no_grad()
     def forward(
         self,
         store: SlotStore,
@@ -282,7 +286,12 @@ class ModelAdapter:
         `branches`: see `ForwardBatch`. Returns the final hidden states [rows, width, hidden]; the
         store has advanced.
         """
-        batch = ForwardBatch(store, counts, tokens.shape[1], branches)
+        return self.feed(ForwardBatch(store, counts, tokens.shape[1], branches), tokens)
+
+    @torch.no_grad()
+    def feed(self, batch: ForwardBatch | PackedBatch, tokens: np.ndarray) -> Tensor:
+        """Run the decoder over `tokens` [rows, width] as the batch lays them out; final hidden
+        states [rows, width, hidden]. The batch's store has advanced."""
         out = self.decoder(
             input_ids=torch.from_numpy(tokens).to(self.device),
             position_ids=batch.positions,

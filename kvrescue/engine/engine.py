@@ -5,7 +5,8 @@
 token. A fork that ends leaves the live rows at once (its cache is held until the next commit), a
 proposal whose forks have all ended resolves at once, whatever the other problems are doing.
 
-Evicted or not, the code path is the same: a full-context policy is an engine without an evictor.
+A full-context policy is an engine without an evictor. Evicted or not, the code path is the same but
+for where forks lie: evicted ones in a row each, others side by side (`kvrescue.engine.forks`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ __all__ = ["Engine"]
 class Engine:
     """Runs one model for any number of concurrent trajectories on one event loop.
 
-    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`). Raises ConfigError where they
-    cannot be had.
+    `graphs`: decode from CUDA graphs (see `kvrescue.engine.graphs`). `share_prefix`: candidates of
+    one sequence share its prefix while they decode (see `kvrescue.engine.packs`); None: without an
+    evictor and graphs, on the CPU. Raises ConfigError where one of them cannot be had.
     """
 
     def __init__(
@@ -49,11 +51,12 @@ class Engine:
         eos: frozenset[int] = frozenset(),
         max_live_rows: int = 1024,
         graphs: bool = False,
+        share_prefix: bool | None = None,
     ) -> None:
         self.adapter = adapter
         self.pieces = pieces
         self.eos = eos
-        self.runner = Runner(adapter, evictor, graphs)
+        self.runner = Runner(adapter, evictor, graphs, share_prefix)
         self.evictor = self.runner.evictor
         self.parked = ParkedRows(self.runner)
         self.live = LiveRows(self.runner, self.parked, max_live_rows)
@@ -247,8 +250,7 @@ class Engine:
         waiting += [g.done for g in {*self.live.groups, *(d.group for d in self.live.drafts)}]
         self.parked.extensions.clear()
         self.parked.probes.clear()
-        self.live.groups.clear()
-        self.live.drafts.clear()
+        self.live.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvrescue.engine.forks import forks_for
 from kvrescue.engine.parked import ParkedRows
 from kvrescue.engine.runner import Runner, failing, tell
 from kvrescue.engine.sampler import sample, token_statistics
-from kvrescue.engine.sequence import Draft, Group, HeldFork
+from kvrescue.engine.sequence import Draft, Group
+from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import COMPONENT_FAILURES
 from kvrescue.sampling import Sampling
 from kvrescue.types import StopReason
@@ -22,35 +24,40 @@ __all__ = ["LiveRows"]
 
 
 class LiveRows:
-    """Draft i decodes in row i of the live store, so a step reads the cache without a gather."""
+    """Draft i decodes in fork i; forks lie in the first rows of the live store, so that a step
+    reads the cache without a gather."""
 
     def __init__(self, runner: Runner, parked: ParkedRows, max_rows: int) -> None:
         self.runner = runner
         self.parked = parked
         self.max_rows = max_rows
-        self.store = runner.store(0)
+        self.forks = forks_for(runner)
         self.drafts: list[Draft] = []
         self.groups: deque[Group] = deque()
         """Proposals with drafts that wait for a row, oldest first."""
+
+    @property
+    def store(self) -> SlotStore:
+        return self.forks.store
 
     def step(self) -> None:
         """Advance every live draft by one token, and admit waiting ones (their first token needs
         no forward pass: the parked row knows its logits)."""
         logits: list[Tensor] = []
-        if old := len(self.drafts):
+        if self.drafts:
             fed = np.array([d.token_ids[-1] for d in self.drafts], dtype=np.int64)
-            hidden = self.runner.decode(self.store, fed)
-            for i in self.runner.sick(self.store, hidden):
+            hidden = self.forks.step(fed)
+            for i in self.forks.sick(hidden):
                 self._fail(self.drafts[i].group)
-            dropped = self.runner.evict(self.store, old)
+            dropped, lengths = self.forks.evict(), self.forks.lengths
             for i, d in enumerate(self.drafts):
-                d.audit.note(int(self.store.length[i]), int(dropped[i]))
+                d.audit.note(int(lengths[i]), int(dropped[i]))
                 d.evicted |= bool(dropped[i])
                 watch = d.group.sequence.watch
                 if dropped[i] and watch is not None and not d.group.done.done():
                     with failing([d.group.done]):
                         tell(watch, self.store, i, dropped, "decode", d.index)
-            logits.append(self.runner.adapter.logits(hidden[:, -1]))
+            logits.append(self.runner.adapter.logits(hidden))
         logits += self._admit()
         if logits:
             self._sample(torch.cat(logits))
@@ -65,6 +72,12 @@ class LiveRows:
         if rows := [i for i, d in enumerate(self.drafts) if d.group is group]:
             self._remove(rows)
 
+    def clear(self) -> None:
+        """Forget all proposals and their forks."""
+        self.groups.clear()
+        self.drafts.clear()
+        self.forks.clear()
+
     def _admit(self) -> list[Tensor]:
         """Fork parked rows into free live rows; returns the logits of the new rows."""
         admitted: list[Tensor] = []
@@ -75,10 +88,9 @@ class LiveRows:
                 self.groups.popleft()
                 continue
             count = min(len(group.waiting), self.max_rows - len(self.drafts))
-            first, row = len(self.drafts), group.sequence.row
+            row = group.sequence.row
             length = int(self.parked.store.length[row])
-            self.store.reserve(first + count, length + 1)
-            self.store.broadcast_from(self.parked.store, row, first, count)
+            self.forks.fork(self.parked.store, row, count)
             for draft in group.waiting[:count]:
                 draft.fork_length = length
                 self.drafts.append(draft)
@@ -136,33 +148,17 @@ class LiveRows:
     def _retire(self, ended: list[int]) -> None:
         """Hold the caches of finished forks and close the gaps they leave in the live rows."""
         drafts = [self.drafts[i] for i in ended]
-        adoptable = [
-            (i, d)
+        adoptable = {
+            i: d
             for i, d in zip(ended, drafts, strict=True)
             if d.stop not in (None, StopReason.ABORTED) and not d.group.done.done()
-        ]
-        if adoptable:
-            start = min(0 if d.evicted else d.fork_length for _, d in adoptable)
-            block = self.store.export([i for i, _ in adoptable], start)
-            for j, (i, d) in enumerate(adoptable):
-                length, logical, tracked = (
-                    int(counter[i])
-                    for counter in (self.store.length, self.store.logical, self.store.tracked)
-                )
-                d.group.sequence.forks[d.index] = HeldFork(
-                    block, j, length, logical, d.audit, tracked=tracked
-                )
+        }
+        held = self.forks.hold(adoptable)
+        for d, fork in zip(adoptable.values(), held, strict=True):
+            d.group.sequence.forks[d.index] = fork
         self._remove(ended)
         for d in drafts:
             d.group.close(d)
 
     def _remove(self, ended: Sequence[int]) -> None:
-        """Swap-remove: the last live rows move into the gaps."""
-        gone = set(ended)
-        survivors = len(self.drafts) - len(gone)
-        gaps = [i for i in sorted(gone) if i < survivors]
-        movers = [i for i in range(survivors, len(self.drafts)) if i not in gone]
-        self.store.copy_from(self.store, movers, gaps)
-        for gap, mover in zip(gaps, movers, strict=True):
-            self.drafts[gap] = self.drafts[mover]
-        del self.drafts[survivors:]
+        self.drafts = [self.drafts[i] for i in self.forks.remove(ended)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.eviction import Eviction
 from kvrescue.engine.graphs import graphs_for
+from kvrescue.engine.packs import PackedBatch, shares_prefix
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import COMPONENT_FAILURES, NonFiniteLogitsError
 from kvrescue.evictors.base import Evictor
@@ -26,7 +27,11 @@ class Runner:
     """What parked and live rows share: forward passes, eviction and their counters."""
 
     def __init__(
-        self, adapter: ModelAdapter, evictor: Evictor | None, graphs: bool = False
+        self,
+        adapter: ModelAdapter,
+        evictor: Evictor | None,
+        graphs: bool = False,
+        share_prefix: bool | None = None,
     ) -> None:
         self.adapter = adapter
         if evictor is not None and not evictor.bounded:
@@ -38,6 +43,10 @@ class Runner:
             attention=bool(evictor and evictor.needs_attention),
             tracker=self.eviction.tracker if self.eviction else None,
         )
+        self.shares = shares_prefix(
+            share_prefix, adapter.name, adapter.device, evicts=evictor is not None, graphs=graphs
+        )
+        """Whether forks that decode share their prefix."""
         self.graphs = graphs_for(adapter, self.shape) if graphs else None
         self.tokens_fed = 0
         """Tokens that went through the model, padding not counted."""
@@ -67,14 +76,21 @@ class Runner:
             return self.graphs.step(store, tokens)
         return self.forward(store, tokens[:, None], np.ones(len(tokens), dtype=np.int64))
 
+    def feed(self, batch: PackedBatch, tokens: np.ndarray) -> Tensor:
+        """Hidden states [1, forks, hidden] of one token per fork, `tokens` [1, forks]."""
+        self.tokens_fed += tokens.size
+        return self.adapter.feed(batch, tokens)
+
     def evict(self, store: SlotStore, count: int) -> np.ndarray:
         """Evict from the first `count` rows where due; returns entries dropped per row."""
         if self.eviction is None:
             return np.zeros(count, dtype=np.int64)
         return self.eviction.fire(store, count)
 
-    def sick(self, store: SlotStore, hidden: Tensor) -> list[int]:
-        """Rows whose hidden states [rows, ..., hidden] are not finite; their cache is cleaned.
+    def sick(self, store: SlotStore, hidden: Tensor, rows: np.ndarray | None = None) -> list[int]:
+        """Lines of `hidden` [lines, ..., hidden] that are not finite; their cache is cleaned.
+
+        Line i is of row i, or of `rows[i]`.
 
         One such row must fail its own caller only: not the eviction of the batch, nor whoever
         uses the row next.
@@ -82,9 +98,9 @@ class Runner:
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if bool(finite.all()):
             return []
-        rows: list[int] = finite.logical_not().nonzero()[:, 0].tolist()
-        store.scrub(rows)
-        return rows
+        lines: list[int] = finite.logical_not().nonzero()[:, 0].tolist()
+        store.scrub(lines if rows is None else np.unique(rows[lines]).tolist())
+        return lines
 
     def non_finite(self) -> NonFiniteLogitsError:
         return NonFiniteLogitsError(

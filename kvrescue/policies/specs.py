@@ -45,6 +45,10 @@ class TorchPolicySpec(PolicySpec):
     graphs: bool = False
     """Decode from CUDA graphs. Off, because no GPU has run them yet: `python -m benchmarks.gpu`
     compares them with steps that are not captured."""
+    share_prefix: bool | None = None
+    """Candidates of one problem hold and read its context once, up to eight of them at a time,
+    instead of a copy each. Not with an evictor, nor with `graphs`. None: where it can be had, on
+    the CPU; no GPU has measured it yet."""
 
     def build(self) -> TorchPolicy:
         from kvrescue.policies.torch import TorchPolicy

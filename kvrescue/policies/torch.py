@@ -22,8 +22,9 @@ class TorchPolicy(LocalPolicy):
 
     `model`: see `kvrescue.engine.checkpoint`. `evictor` None means full context. `template` "chat"
     renders the question through the tokenizer's chat template (with `system`, when given),
-    "raw" encodes it as it is. `graphs` decodes from CUDA graphs. Raises ModelLoadError, and
-    ConfigError for graphs that cannot be had.
+    "raw" encodes it as it is. `graphs` decodes from CUDA graphs, with `share_prefix` candidates of
+    one problem read one copy of its cache. Raises ModelLoadError, and ConfigError for one of the
+    two that cannot be had.
     """
 
     @checked_by(TorchPolicySpec, but=["evictor"])
@@ -39,6 +40,7 @@ class TorchPolicy(LocalPolicy):
         device: str | None = None,
         dtype: DType = "auto",
         graphs: bool = False,
+        share_prefix: bool | None = None,
     ) -> None:
         check_evictor(evictor)
         checkpoint = resolve(model)
@@ -55,6 +57,7 @@ class TorchPolicy(LocalPolicy):
             eos=self._eos(adapter.generation_eos),
             max_live_rows=max_live_rows,
             graphs=graphs,
+            share_prefix=share_prefix,
         )
 
     async def open_watched(self, question: Question, name: str, watch: Watch) -> EngineView:

@@ -23,7 +23,11 @@ def script(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_checks_of_the_torch_engine_pass(tmp_path: Path) -> None:
-    wanted = ["evictors_choose_as_on_the_cpu", "float32_equals_the_cpu"]
+    wanted = [
+        "evictors_choose_as_on_the_cpu",
+        "float32_equals_the_cpu",
+        "a_shared_prefix_equals_copies",
+    ]
     status, report = script(tmp_path, "--only", *wanted)
     assert [(c["name"], c["status"], c["why"]) for c in report["checks"]] == [
         (name, "passed", "") for name in wanted
@@ -31,6 +35,7 @@ def test_checks_of_the_torch_engine_pass(tmp_path: Path) -> None:
     assert status == 0
     assert report["place"] == {"device": "cpu", "quick": True}
     assert report["checks"][1]["seen"]["rkv, interval 1"]["identical"] == 2
+    assert report["checks"][2]["seen"]["64 rows, prefix 192"]["shared_ms"] > 0
 
 
 def test_what_there_was_no_time_for_is_told(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ async def test_a_failing_model_reaches_every_waiting_caller(monkeypatch) -> None
     def explode(*args: object) -> None:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(engine.adapter, "forward", explode)
+    monkeypatch.setattr(engine.adapter, "feed", explode)
     results = await asyncio.wait_for(
         asyncio.gather(
             propose(engine, sequences[0], range(3), ENDLESS),

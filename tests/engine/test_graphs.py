@@ -76,7 +76,7 @@ class Traced:
 
 
 def graphed(evictor: Evictor | None = None, family: str = "qwen2") -> tuple[Engine, Traced]:
-    engine, api = engine_for(shared_model(family), evictor), Traced()
+    engine, api = engine_for(shared_model(family), evictor, share_prefix=False), Traced()
     engine.runner.graphs = GraphedDecoder(engine.adapter, api)
     return engine, api
 

@@ -1,0 +1,335 @@
+"""Forks that share their prefix do what forks with a copy of it each do, and hold it once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+from kvrescue.engine.engine import Engine
+from kvrescue.engine.forks import Forks, PackedForks, RowForks
+from kvrescue.engine.packs import WIDTH, shares_prefix, widths
+from kvrescue.engine.runner import Runner
+from kvrescue.engine.sequence import HeldFork, ParkedSequence
+from kvrescue.errors import ConfigError
+from kvrescue.evictors import RKV, NoEviction
+from kvrescue.policies import TorchPolicy
+from kvrescue.policies.base import Sampling
+from kvrescue.types import StopReason
+from tests.engine.models import FAMILIES, VOCAB, engine_for, shared_model
+
+ENDLESS = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12, separator="\x00")
+STOPPING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def own_entries(fork: HeldFork, start: int) -> Tensor:
+    """Keys and values of a held fork from slot `start` on."""
+    first = fork.block.start
+    return torch.stack(
+        [
+            fork.block.entries[name][fork.index, :, :, start - first : fork.length - first]
+            for name in ("keys", "values")
+        ]
+    )
+
+
+class ForksMachine(RuleBasedStateMachine):
+    """Fork, step, hold, drop and extend parents, in both layouts side by side."""
+
+    width = WIDTH
+
+    @initialize()
+    def start(self) -> None:
+        adapter = engine_for(shared_model()).adapter
+        self.runner = Runner(adapter, None, share_prefix=False)
+        self.sides: list[Forks] = [
+            RowForks(self.runner),
+            PackedForks(Runner(adapter, None, share_prefix=True), self.width),
+        ]
+        self.parked = self.runner.store(0)
+        self.open = 0
+        self.made = 0
+        self.names: list[list[int]] = [[], []]
+        """Who is fork i of each side."""
+        self.drafts: dict[int, Any] = {}
+        self.random = np.random.default_rng(0)
+
+    def _tokens(self, count: int) -> np.ndarray:
+        return self.random.integers(3, VOCAB - 2, count)
+
+    def _feed(self, row: int, count: int) -> None:
+        scratch = self.runner.store(1, int(self.parked.length[row]) + count)
+        scratch.copy_from(self.parked, [row], [0])
+        self.runner.forward(scratch, self._tokens(count)[None], np.array([count]))
+        self.parked.reserve(self.parked.rows, int(scratch.length[0]))
+        self.parked.copy_from(scratch, [0], [row])
+
+    @rule(length=st.integers(1, 90))
+    def park(self, length: int) -> None:
+        self.parked.reserve(self.open + 1, self.parked.capacity)
+        self.open += 1
+        self._feed(self.open - 1, length)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), count=st.integers(1, 9))
+    def fork(self, data: st.DataObject, count: int) -> None:
+        row = data.draw(st.integers(0, self.open - 1))
+        for side, names in zip(self.sides, self.names, strict=True):
+            side.fork(self.parked, row, count)
+            names += range(self.made, self.made + count)
+        length = int(self.parked.length[row])
+        for name in range(self.made, self.made + count):
+            self.drafts[name] = SimpleNamespace(fork_length=length, evicted=False, audit=None)
+        self.made += count
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), count=st.integers(1, 9))
+    def extend_the_parent(self, data: st.DataObject, count: int) -> None:
+        """Forks that live are not concerned."""
+        self._feed(data.draw(st.integers(0, self.open - 1)), count)
+
+    @precondition(lambda self: self.names[0])
+    @rule(times=st.integers(1, 5))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            token = dict(zip(self.names[0], self._tokens(len(self.names[0])), strict=True))
+            rows, packs = (
+                dict(zip(names, side.step(np.array([token[n] for n in names])), strict=True))
+                for side, names in zip(self.sides, self.names, strict=True)
+            )
+            for name, hidden in rows.items():
+                torch.testing.assert_close(packs[name], hidden, **CLOSE)
+
+    @precondition(lambda self: self.names[0])
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """Some forks are held and leave."""
+        ended = data.draw(st.sets(st.sampled_from(sorted(self.names[0])), min_size=1))
+        held: list[dict[int, HeldFork]] = []
+        for k, (side, names) in enumerate(zip(self.sides, self.names, strict=True)):
+            forks = [names.index(name) for name in sorted(ended)]
+            found = side.hold({i: self.drafts[names[i]] for i in forks})
+            held.append(dict(zip(sorted(ended), found, strict=True)))
+            self.names[k] = [names[i] for i in side.remove(forks)]
+        for name in ended:
+            rows, packs = held[0][name], held[1][name]
+            start = self.drafts.pop(name).fork_length
+            assert (rows.length, rows.logical) == (packs.length, packs.logical)
+            assert packs.block.start == start
+            torch.testing.assert_close(own_entries(packs, start), own_entries(rows, start), **CLOSE)
+
+    @invariant()
+    def both_know_the_same_forks(self) -> None:
+        if not hasattr(self, "names"):
+            return
+        lengths = [
+            dict(zip(names, side.lengths.tolist(), strict=True))
+            for side, names in zip(self.sides, self.names, strict=True)
+        ]
+        assert lengths[0] == lengths[1]
+        packs = self.sides[1]
+        assert isinstance(packs, PackedForks)
+        assert np.unique(packs.row).tolist() == list(range(packs.rows))
+        assert (np.diff(packs.row) >= 0).all()
+
+
+class NarrowMachine(ForksMachine):
+    """Small packs: more of them end, and rows move."""
+
+    width = 2
+
+
+TestForks = ForksMachine.TestCase
+TestNarrow = NarrowMachine.TestCase
+TestForks.settings = TestNarrow.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None
+)
+
+
+@given(st.integers(0, 60), st.integers(1, 9))
+def test_packs_are_few_and_alike(count: int, width: int) -> None:
+    sizes = list(widths(count, width))
+    assert sum(sizes) == count
+    assert len(sizes) == -(-count // width)
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+# -- whole engines --------------------------------------------------------------------------------
+
+
+async def fresh_logits(engine: Engine, tokens: list[int]) -> Tensor:
+    sequence = await engine.open(tokens)
+    logits = sequence.logits
+    engine.close(sequence)
+    assert logits is not None
+    return logits
+
+
+acts = st.tuples(
+    st.sampled_from(["adopt", "foreign", "cancel"]),
+    st.integers(1, 11),
+    st.sampled_from([ENDLESS, STOPPING]),
+    st.integers(0, 7),
+)
+
+
+@given(
+    schedules=st.lists(
+        st.tuples(st.integers(1, 40), st.lists(acts, max_size=4)), min_size=1, max_size=4
+    ),
+    rows=st.sampled_from([3, 64]),
+)
+@settings(max_examples=20, deadline=None)
+def test_any_schedule_leaves_what_a_fresh_prefill_gives(
+    schedules: list[tuple[int, list[Any]]], rows: int
+) -> None:
+    """Own steps, foreign ones, cancelled proposals and closing, of several problems at once."""
+    engine = engine_for(shared_model(), share_prefix=True, max_live_rows=rows)
+    final: list[tuple[ParkedSequence, list[int]]] = []
+
+    async def one(length: int, schedule: list[Any]) -> None:
+        tokens = [3 + (7 * i + length) % (VOCAB - 6) for i in range(length)]
+        sequence = await engine.open(tokens)
+        for kind, n, sampling, number in schedule:
+            proposal = asyncio.ensure_future(
+                engine.propose(sequence, sampling, (), range(n), 12, StopReason.LENGTH)
+            )
+            if kind == "cancel":
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                proposal.cancel()
+                await asyncio.gather(proposal, return_exceptions=True)
+                continue
+            chosen = (await proposal)[number % n]
+            if kind == "adopt":
+                engine.adopt(sequence, number % n)
+                await engine.extend(sequence, chosen.token_ids[-1:])
+            else:
+                await engine.extend(sequence, chosen.token_ids)
+            tokens += chosen.token_ids
+        final.append((sequence, tokens))
+
+    async def run() -> None:
+        await asyncio.gather(*(one(*schedule) for schedule in schedules))
+        for sequence, tokens in final:
+            assert engine.stats(sequence).logical_length == len(tokens)
+            torch.testing.assert_close(
+                sequence.logits, await fresh_logits(engine, tokens), rtol=1e-3, atol=1e-3
+            )
+        last = final[0][0]
+        doomed = asyncio.ensure_future(
+            engine.propose(last, ENDLESS, (), range(9), 12, StopReason.LENGTH)
+        )
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for sequence, _ in final:
+            engine.close(sequence)
+        assert isinstance((await asyncio.gather(doomed, return_exceptions=True))[0], BaseException)
+
+    asyncio.run(run())
+    assert sum(engine.in_use.values()) == 0
+    assert engine.live.forks.rows == 0
+    assert (engine.parked.store.length == 0).all()
+
+
+async def drawn(engine: Engine, lengths: list[int], n: int) -> list[list[list[int]]]:
+    """Token ids of `n` candidates for each of some prompts."""
+    sequences = [await engine.open([3 + (5 * i + k) % 50 for i in range(k)]) for k in lengths]
+    found = await asyncio.gather(
+        *(engine.propose(s, STOPPING, (), range(n), 12, StopReason.LENGTH) for s in sequences)
+    )
+    for sequence in sequences:
+        engine.close(sequence)
+    return [[d.token_ids for d in drafts] for drafts in found]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_family_draws_the_same_candidates(family: str) -> None:
+    shared, copied = (engine_for(shared_model(family), share_prefix=x) for x in (True, False))
+    assert await drawn(shared, [33, 5, 18], 10) == await drawn(copied, [33, 5, 18], 10)
+
+
+async def test_the_parent_may_grow_and_go_while_its_forks_live() -> None:
+    """A row is never read once it is freed: forks hold what they read."""
+    engine = engine_for(shared_model(), share_prefix=True)
+    prompt = [3 + i for i in range(30)]
+    sequence = await engine.open(prompt)
+
+    async def proposed() -> list[list[int]]:
+        drafts = await engine.propose(sequence, ENDLESS, (), range(8), 12, StopReason.LENGTH)
+        return [d.token_ids for d in drafts]
+
+    alone = await proposed()
+    running = asyncio.ensure_future(proposed())
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert engine.in_use["live"] == 8
+    engine.parked.store.scrub([sequence.row])
+    await engine.extend(sequence, [9] * 20)
+    assert await running == alone
+    engine.close(sequence)
+
+
+HELD = [(True, 8, 30 + 8 * 10), (False, 8, 8 * 40), (True, 1, 40), (True, 9, 2 * 30 + 9 * 10)]
+
+
+@pytest.mark.parametrize(("share", "n", "filled"), HELD)
+async def test_the_prefix_is_held_once_for_eight_candidates(
+    share: bool, n: int, filled: int
+) -> None:
+    """Entries in live rows when each candidate has been fed ten tokens after a prefix of 30."""
+    engine = engine_for(shared_model(), share_prefix=share)
+    engine.eos = frozenset()
+    sequence = await engine.open([3 + i for i in range(30)])
+    proposal = engine.propose(sequence, ENDLESS, (), range(n), 11 + 1, StopReason.LENGTH)
+    running = asyncio.ensure_future(proposal)
+    seen: set[tuple[int, int]] = set()
+    for _ in range(100):
+        live = engine.live
+        if live.drafts:
+            held = int(live.store.length[: live.forks.rows].sum())
+            seen.add((live.drafts[0].audit.peak, held))
+        await asyncio.sleep(0)
+    assert [peak for peak, _ in sorted(seen)][-1] == 40  # each sees as much as ever
+    assert max(seen) == (40, filled)
+    assert {d.audit.peak for d in await running} == {41}
+    engine.close(sequence)
+
+
+def test_where_prefixes_are_shared() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    plain = {"evicts": False, "graphs": False}
+    assert shares_prefix(None, "m", cpu, **plain)
+    assert not shares_prefix(False, "m", cpu, **plain)
+    assert not shares_prefix(None, "m", cuda, **plain)  # until one has measured it
+    assert shares_prefix(True, "m", cuda, **plain)
+    assert not shares_prefix(None, "m", cpu, evicts=True, graphs=False)
+    assert not shares_prefix(False, "m", cuda, evicts=True, graphs=True)
+    assert not shares_prefix(None, "m", cuda, evicts=False, graphs=True)
+
+
+def test_an_engine_takes_the_layout_that_fits() -> None:
+    model = shared_model()
+    assert isinstance(engine_for(model).live.forks, PackedForks)
+    assert isinstance(engine_for(model, NoEviction()).live.forks, PackedForks)
+    assert isinstance(engine_for(model, share_prefix=False).live.forks, RowForks)
+    assert isinstance(engine_for(model, RKV(budget=4, window=2)).live.forks, RowForks)
+    assert isinstance(TorchPolicy("tiny/helper").engine.live.forks, PackedForks)
+    policy = TorchPolicy("tiny/helper", share_prefix=False)
+    assert isinstance(policy.engine.live.forks, RowForks)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"random: share_prefix = True .* an evictor"):
+        engine_for(shared_model(), RKV(budget=4, window=2), share_prefix=True)
+    with pytest.raises(ConfigError, match=r"share_prefix = True .* graphs = True.*leave one out"):
+        engine_for(shared_model(), graphs=True, share_prefix=True)
