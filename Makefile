@@ -140,7 +140,7 @@ docs: setup-docs
 	$(DOCS_BIN)/python -m scripts.docs_site.check site
 
 # At most 15 minutes on two quiet cores; the report is runs/bench/report.md.
-bench: setup setup-peers
+bench: $(KERNELS_READY) setup-peers
 	PEERS_VENV=$(PEERS_VENV) $(BIN)/python -m benchmarks.suite
 
 clean:
