@@ -6,10 +6,9 @@ the same work) and the tiny reward model, with the same sampling options and lim
 - event-driven: the engine as it is, every problem at its own pace.
 - lock-step: the same engine and the same work, but no problem is scored before all have their
   candidates, so that everybody waits for the longest.
-- generate, per problem: for one problem after the other, `generate(num_return_sequences=N)` from
-  the whole text of prompt and committed steps, then one batched forward of the reward model over
-  the N whole texts. The usual way.
-- generate, lock-step: the same, but all problems in one left-padded batch per step.
+- generate: for all problems in one left-padded batch per step, `generate(num_return_sequences=N)`
+  from the whole text of prompt and committed steps, then one batched forward of the reward model
+  over the N whole texts. One problem after the other, as is usual, it takes about as long.
 """
 
 from __future__ import annotations
@@ -137,15 +136,13 @@ class LockStep(Scorer):
             self._waiting.clear()
 
 
-def run_peer(peer: Peer, questions: Sequence[str], lock_step: bool) -> float:
+def run_peer(peer: Peer, questions: Sequence[str]) -> float:
     """Committed steps."""
     steps = 0
-    groups = [list(questions)] if lock_step else [[q] for q in questions]
-    for group in groups:
-        runs = [peer.start(q) for q in group]
-        while active := [r for r in runs if not r.done]:
-            peer.step(active)
-            steps += len(active)
+    runs = [peer.start(q) for q in questions]
+    while active := [r for r in runs if not r.done]:
+        peer.step(active)
+        steps += len(active)
     return float(steps)
 
 
@@ -182,18 +179,18 @@ def ratios(size: Size) -> list[Ratio]:
             "lock-step": partial(rate, locked),
         },
         size.pick(3, 2, 1),
+        warm_up=("event-driven",),
     )
-    few = questions[: size.pick(3, 2, 1)]
+    few = questions[: size.pick(6, 4, 1)]
     peers: dict[str, Callable[[], float]] = {
         "engine": partial(rate, partial(run_engine, event, few)),
-        "generate, per problem": partial(rate, partial(run_peer, peer, few, lock_step=False)),
-        "generate, lock-step": partial(rate, partial(run_peer, peer, few, lock_step=True)),
+        "generate": partial(rate, partial(run_peer, peer, few)),
     }
-    generated = in_turns(peers, size.pick(2, 1, 1), warm_up=("engine",))
+    generated = in_turns(peers, size.pick(2, 1, 1), warm_up=())
     event.close()
     lock.close()
     unit = "committed steps per second of CPU, best-of-{} of {} problems in flight"
-    table = [
+    return [
         Ratio(
             name="event-driven over lock-step, same engine",
             above=Side("event-driven", scheduled["event-driven"]),
@@ -204,24 +201,16 @@ def ratios(size: Size) -> list[Ratio]:
             "engine, the candidates and the reward model are the same.",
             means_not="the gain with longer or more uneven steps: those of this task are alike, "
             "which favours lock-step.",
-        )
-    ]
-    texts = {
-        "generate, per problem": "The way it is done without an engine of one's own: every step "
-        "reads prompt and steps again, for policy and reward model.",
-        "generate, lock-step": "The same with all problems in one batch.",
-    }
-    table += [
+        ),
         Ratio(
-            name=f"engine over {peer_name}",
+            name="engine over generate",
             above=Side("engine", generated["engine"]),
-            below=Side(f"transformers.{peer_name}", generated[peer_name]),
+            below=Side("transformers.generate, lock-step", generated["generate"]),
             unit=unit.format(n, len(few)),
             clock="cpu",
-            means=means,
+            means="The way it is done without an engine of one's own: every step reads prompt and "
+            "steps again, for policy and reward model, all problems in one batch.",
             means_not="a GPU, nor larger models: on models this small a forward pass costs nearly "
             "the same for one row as for fifty.",
-        )
-        for peer_name, means in texts.items()
+        ),
     ]
-    return table

