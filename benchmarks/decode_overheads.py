@@ -63,7 +63,7 @@ def ratios(size: Size) -> list[Ratio]:
     sides = {"no evictor": plain_rows(size)}
     sides |= {name: _rows(size, evictor) for name, (evictor, _) in evictors.items()}
     # 18 tokens have 16 that are counted, of which one makes the interval of 16 fire.
-    tokens = dict.fromkeys(sides, size.pick(10, 10, 4))
+    tokens = dict.fromkeys(sides, size.pick(8, 8, 4))
     tokens["R-KV, every 16 tokens"] = size.pick(18, 18, 4)
     # No side warms up: the evictors have fired already, when the sequence was opened.
     found = in_turns(

@@ -15,7 +15,7 @@ from benchmarks.ratios import CLOCKS, Ratio, Side, Size, in_turns
 
 __all__ = ["ratios"]
 
-CANDIDATES, STEP = 8, 24
+CANDIDATES, STEP = 8, 16
 _NOW = CLOCKS["cpu"]
 
 

@@ -19,7 +19,7 @@ PIECE = 256
 
 def ratios(size: Size) -> list[Ratio]:
     short, long = size.pick((1024, 4096), (512, 2048), (256, 512))
-    tokens, live = size.pick(10, 8, 4), size.pick(4, 4, 2)
+    tokens, live = size.pick(8, 8, 4), size.pick(4, 4, 2)
     model = size.pick(MODEL, MODEL, "tiny/base")
     kinds: dict[str, tuple[Evictor | None, bool]] = {
         "evicted": (RKV(budget=BUDGET, window=WINDOW), False),
@@ -35,7 +35,7 @@ def ratios(size: Size) -> list[Ratio]:
             sides[name, length].open([text[:length]], PIECE)
     found = in_turns(
         {f"{name}, {n}": lambda r=rows: r.step(tokens) for (name, n), rows in sides.items()},
-        size.pick(3, 2, 1),
+        size.pick(2, 2, 1),
         warm_up=[f"evicted, {short}", f"evicted, {long}"],
     )
     texts = {

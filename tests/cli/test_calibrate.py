@@ -130,6 +130,7 @@ def test_a_real_run(tmp_path: Path) -> None:
     arguments = ["bench", "run", "--out", str(out), "--problems", "tiny:12", "-n", "1"]
     arguments += ["--no-matched", "--seeds", "1", "--traces", "12", "--workers", "1"]
     arguments += ["--method", "best_of_n", "--method", "interleaved", "--no-report"]
+    arguments += ["--set", "limits.max_output_tokens=96"]
     ran = Ran(*arguments)
     assert ran.code == 0, ran.stderr
     data = Ran("calibrate", str(out), "--preset", "tiny", "--false-aborts", "0.5", "--json").json
