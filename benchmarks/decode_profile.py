@@ -66,7 +66,8 @@ DETECTORS: tuple[Detector, ...] = (
 )
 """With thresholds that abort nothing, so that all rows live as long."""
 WARM = 2
-"""Steps of a turn that are left out: forks are made, and the step after."""
+"""Steps of a turn that are left out: forks are made, and the step after. So is the last, which
+keeps what the forks have written: both come once in a reasoning step, however long it is."""
 
 
 class Parts:
@@ -166,7 +167,7 @@ class Forks:
         def step(rows: LiveRows) -> None:
             nonlocal steps, spent
             steps += len(rows.drafts) == ROWS
-            parts.on = len(rows.drafts) == ROWS and WARM < steps < tokens
+            parts.on = len(rows.drafts) == ROWS and WARM < steps < tokens - 1
             before = time.process_time()
             parts.enter("engine")
             plain(rows)
@@ -183,7 +184,7 @@ class Forks:
                     for s in self.sequences
                 )
             )
-        return tokens - 1 - WARM, spent
+        return tokens - 2 - WARM, spent
 
 
 def sides(budget: int, window: int) -> dict[str, tuple[Evictor | None, bool]]:

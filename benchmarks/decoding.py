@@ -74,6 +74,16 @@ class Rows:
             for start in range(first, len(prompt), first):
                 await self.engine.extend(sequence, prompt[start : start + first])
 
+    def copy(self, other: Rows) -> None:
+        """Open what `other`, which is of the same model, has open, without reading it again."""
+        source, store = other.engine.parked.store, self.engine.parked.store
+        for theirs in other.sequences:
+            self.open([[0]])
+            mine = self.sequences[-1]
+            store.reserve(store.rows, int(source.length[theirs.row]))
+            store.copy_from(source, [theirs.row], [mine.row])
+            mine.logits = theirs.logits
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Feed tokens to every sequence."""
 

@@ -32,7 +32,10 @@ def ratios(size: Size) -> list[Ratio]:
             side = endless(model, evictor, max_context=long + 64, share_prefix=share)
             text = [int(t) for t in side.tokenizer.encode(TEXT * (length // 8))]
             sides[name, length] = Rows(side, live)
-            sides[name, length].open([text[:length]], PIECE)
+            if share:
+                sides[name, length].copy(sides["full KV", length])
+            else:
+                sides[name, length].open([text[:length]], PIECE)
     found = in_turns(
         {f"{name}, {n}": lambda r=rows: r.step(tokens) for (name, n), rows in sides.items()},
         size.pick(2, 2, 1),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvrescue import kernels
 from kvrescue.engine.moves import compact, move
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
@@ -24,7 +25,7 @@ from kvrescue.evictors.tracking import TrackedCache, renamed
 __all__ = ["Eviction"]
 
 _FEW = 4  # up to 1 / _FEW of what stays may leave by single moves
-_PIECE_BYTES = {"cpu": 64 << 20}  # of keys handled at once; bounds the temporary memory
+_PIECE_BYTES = {"cpu": 128 << 20}  # of keys handled at once; bounds the temporary memory
 _PIECE_BYTES_ACCELERATOR = 1 << 30
 
 
@@ -217,6 +218,11 @@ def _forget(order: Tensor, gone: Tensor, slots: Tensor, sources: Tensor, newest:
     """The order without the ranks in `gone`, and with the new places of what moved."""
     length, dropped = order.shape[2], gone.shape[2]
     kept = length - dropped
+    if newest and kernels.compiled(order.device):
+        from kvrescue.kernels.tracked import forget
+
+        forget(order, gone, slots)
+        return
     if dropped == 1:
         rank = torch.arange(kept, device=order.device)
         left = order.gather(2, rank + (rank >= gone))

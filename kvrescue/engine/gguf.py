@@ -7,8 +7,10 @@ weights: it reads the file several times over, may keep them packed, and needs `
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from transformers import (
 from kvrescue.errors import DependencyError, ModelLoadError
 
 __all__ = ["find_packaged", "load_model", "load_tokenizer", "require_gguf"]
+
+_reading = threading.Lock()
 
 
 def require_gguf() -> None:
@@ -63,15 +67,16 @@ def load_model(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, list[st
     """The decoder, and the names of parameters that the file does not hold."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    config = AutoConfig.from_pretrained(
-        str(file.parent), gguf_file=file.name, local_files_only=True
-    )
-    with torch.device("meta"):
-        outline: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
-        parsed = load_gguf_checkpoint(
-            str(file), return_tensors=True, model_to_load=_Outline(outline), torch_dtype=dtype
+    with _read_once():
+        config = AutoConfig.from_pretrained(
+            str(file.parent), gguf_file=file.name, local_files_only=True
         )
+        with torch.device("meta"):
+            outline: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that is always on
+            parsed = load_gguf_checkpoint(
+                str(file), return_tensors=True, model_to_load=_Outline(outline), torch_dtype=dtype
+            )
     state: dict[str, Tensor] = parsed["tensors"]
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -79,6 +84,21 @@ def load_model(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, list[st
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     return model, missing
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """Within, a file's index is read once: it takes seconds, and transformers asks for it anew for
+    the configuration and for the weights."""
+    import gguf
+
+    with _reading:
+        reader: Any = gguf.GGUFReader
+        vars(gguf)["GGUFReader"] = functools.cache(reader)
+        try:
+            yield
+        finally:
+            vars(gguf)["GGUFReader"] = reader
 
 
 class _Outline:

@@ -274,6 +274,21 @@ def between(k, dim, inv, i, j):
 
 
 @compiled
+def forget_pairs(first, last, order, stride, length, gone, slots, dropped):
+    """Pairs first .. last; the arguments are those of `tracked.forget`, flat."""
+    for pair in range(first, last):
+        ranks = order[pair * stride : pair * stride + length]
+        skipped = 0
+        for rank in range(gone[pair * dropped], length):
+            if skipped < dropped and rank == gone[pair * dropped + skipped]:
+                skipped += 1
+            else:
+                ranks[rank - skipped] = ranks[rank]
+        for i in range(dropped):
+            ranks[length - 2 * dropped + i] = slots[pair * dropped + i]
+
+
+@compiled
 def drop_pairs(
     first,
     last,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvrescue.kernels import _tracked as machine
 
-__all__ = ["drop", "score"]
+__all__ = ["drop", "forget", "score"]
 
 _LEAST = 64  # pairs that are worth a thread
 
@@ -139,6 +139,22 @@ def drop(
         sources.contiguous().view(-1).numpy(),
         slots.shape[2],
     )
+
+
+def forget(order: Tensor, gone: Tensor, slots: Tensor) -> None:
+    """Close the gaps that entries leave in an order, when the newest ones move into their slots.
+
+    Args:
+        order: [rows, kv_heads, length] int64, where the i-th oldest entry lies; a view of the cache
+            whose first length - dropped ranks are rewritten.
+        gone: [rows, kv_heads, dropped] int64 ranks that leave, ascending.
+        slots: the same; where they lay.
+    """
+    rows, heads, length = order.shape
+    if gone.numel():
+        flat, stride = _lines(order)
+        both = (value.contiguous().view(-1).numpy() for value in (gone, slots))
+        _spread(machine.forget_pairs, rows * heads, flat, stride, length, *both, gone.shape[2])
 
 
 def _matches(state: Mapping[str, Tensor], known: bool) -> tuple[Array, Array]:

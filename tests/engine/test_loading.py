@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from kvrescue.engine import checkpoint as checkpoints
-from kvrescue.engine import loading
+from kvrescue.engine import gguf, loading
 from kvrescue.engine.checkpoint import resolve
 from kvrescue.engine.files import tensor_fault
 from kvrescue.engine.loading import (
@@ -167,6 +167,25 @@ def test_gguf_names(tmp_path: Path) -> None:
         load_tokenizer(resolve(str(broken)))
     with pytest.raises(ModelLoadError, match=r"broken\.gguf"):
         load(broken)
+
+
+def test_the_index_of_a_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("gguf", reason="needs the extra [smollm2]")
+    read: list[str] = []
+
+    def reader(path: str) -> object:
+        read.append(path)
+        return object()
+
+    monkeypatch.setattr(library, "GGUFReader", reader)
+    with gguf._read_once():
+        assert library.GGUFReader("a") is library.GGUFReader("a")
+        assert library.GGUFReader("a") is not library.GGUFReader("b")
+    assert read == ["a", "b"]
+    assert library.GGUFReader is reader
+    with pytest.raises(ZeroDivisionError), gguf._read_once():
+        _ = 1 / 0
+    assert library.GGUFReader is reader
 
 
 # -- files --------------------------------------------------------------------------------------

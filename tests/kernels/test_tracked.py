@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks.alpha import Cache
 from kvrescue import kernels
+from kvrescue.engine.eviction import _forget
 from kvrescue.errors import EvictorError
 from kvrescue.evictors import RKV
 from kvrescue.kernels import _tracked as machine
@@ -69,6 +70,30 @@ def test_the_same_entries_stay(threshold: float | None, common: float) -> None:
         kept.append(cache.store.entries["positions"][:, :, :, : evictor.bound])
     assert torch.equal(*kept)
     assert bool((kept[0].amin(3) > 0).any())  # from some heads even the oldest entry has left
+
+
+@given(data=st.data(), length=st.integers(2, 12), rows=st.integers(1, 3))
+def test_orders_close_their_gaps(data: st.DataObject, length: int, rows: int) -> None:
+    """As torch closes them; the newest entries take the slots of those that leave."""
+    dropped = data.draw(st.integers(1, length // 2))
+    kept = length - dropped
+    made = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    older = torch.argsort(torch.rand(rows, 2, kept, generator=made), dim=2)
+    newest = torch.arange(kept, length).expand(rows, 2, -1)
+    order = torch.cat((older, newest), dim=2)
+    gone = torch.argsort(torch.rand(rows, 2, kept, generator=made), dim=2)[..., :dropped]
+    gone = gone.sort(dim=2).values
+    slots = order.gather(2, gone)
+    found = []
+    for choice in ("off", "auto"):
+        cache = torch.full((rows, 2, length + 3), -7)  # a view of more
+        cache[:, :, :length] = order
+        with kernels.using(choice):  # type: ignore[arg-type]
+            _forget(cache[:, :, :length], gone, slots, newest, newest=True)
+        found.append(cache[:, :, :kept].clone())
+        assert bool((cache[:, :, length:] == -7).all())
+    assert torch.equal(*found)
+    assert torch.equal(found[0].sort(dim=2).values, torch.arange(kept).expand(rows, 2, -1))
 
 
 @pytest.mark.usefixtures("threads")
