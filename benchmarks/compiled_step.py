@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.decoding import MODEL, endless
+from benchmarks.ratios import in_turns, seconds
 from kvrescue.engine.graphs import StaticBatch
 from kvrescue.engine.slots import SlotStore
 
@@ -76,12 +78,9 @@ def measure(
             started = time.perf_counter()
             apart = float((sides["compiled"]() - sides["engine"]()).abs().max())
             compiling = time.perf_counter() - started
-            took: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(turns):
-                for side, run in sides.items():
-                    began = time.process_time()
-                    run()
-                    took[side].append(time.process_time() - began)
+            took = in_turns(
+                {side: partial(seconds, run) for side, run in sides.items()}, turns, warm_up=()
+            )
         ms = {side: 1000 * statistics.median(values) for side, values in took.items()}
         pairs = zip(took["compiled"], took["engine"], strict=True)
         ratio = statistics.median(c / e for c, e in pairs)

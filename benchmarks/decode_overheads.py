@@ -1,4 +1,4 @@
-"""What an evictor adds to a decode step: SmolLM2-135M, 64 live candidates.
+"""What an evictor adds to a decode step: SmolLM2-135M, 32 live candidates.
 
 The forks of a sequence decode the same number of tokens (no separator, no EOS) on engines that
 differ in the evictor only. The unit is the decode step without an evictor, over a
@@ -49,7 +49,7 @@ def _rows(size: Size, evictor: Evictor | None) -> Rows:
     model = size.pick(MODEL, MODEL, "tiny/base")
     side = endless(model, evictor, share_prefix=False)
     ids = [int(t) for t in side.tokenizer.encode(TEXT * (BOUND // 8))]
-    rows = Rows(side, size.pick(SEQUENCES * FORKS, 16, 4))
+    rows = Rows(side, size.pick(32, 16, 4))
     rows.open([ids[: BOUND if evictor is None else BOUND + WINDOW]])
     return rows
 

@@ -181,7 +181,7 @@ def ratios(size: Size) -> list[Ratio]:
         size.pick(3, 2, 1),
         warm_up=("event-driven",),
     )
-    few = questions[: size.pick(6, 4, 1)]
+    few = questions[: size.pick(4, 4, 1)]
     peers: dict[str, Callable[[], float]] = {
         "engine": partial(rate, partial(run_engine, event, few)),
         "generate": partial(rate, partial(run_peer, peer, few)),

@@ -37,7 +37,10 @@ def interpreter(needs: Needs) -> str | None:
 
 def missing(needs: Needs) -> str:
     """What to do about an environment that is not set up."""
-    return f"needs {_TARGETS[needs]}, which is not set up: make setup-peers"
+    targets = "make setup-peers or make setup-vllm" if needs == "vllm" else "make setup-peers"
+    empty = [f"{v} = {os.environ[v]}" for v, _ in _PLACES[needs] if v in os.environ]
+    where = f" ({' and '.join(empty)}: no Python there)" if empty else ""
+    return f"needs {_TARGETS[needs]}, which is not set up{where}: {targets}"
 
 
 def variables(threads: int) -> dict[str, str]:

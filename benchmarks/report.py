@@ -92,11 +92,14 @@ class Report:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
         """What `as_dict` made."""
+        if data["format"] != _FORMAT or not isinstance(data["machine"], Mapping):
+            raise ValueError("another format")
+        threads = int(data["threads"])
         outcomes = []
         for fields in data["members"]:
             ratios = tuple(Ratio.from_dict(r) for r in fields["ratios"])
             outcomes.append(Outcome(**{**fields, "ratios": ratios}))
-        return cls(Size(data["size"]), data["machine"], data["threads"], tuple(outcomes))
+        return cls(Size(data["size"]), data["machine"], threads, tuple(outcomes))
 
 
 def write(report: Report, folder: Path) -> None:

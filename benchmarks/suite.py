@@ -5,7 +5,7 @@ hangs or crashes is recorded, and the others are measured all the same. After ea
 report is written, as OUT/report.md and OUT/report.json; what a process said is in OUT/NAME.log.
 
 A report that is there already is kept, except for what is measured anew; with `--resume`, what it
-has is not measured again. Exit status: 0, or 1 where something failed.
+has is not measured again. Exit status: 0, or 1 where something failed, or was named and not run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from benchmarks.members import MEMBERS, Member, chosen
 from benchmarks.ratios import Ratio, Size
 from benchmarks.report import Outcome, Report, figure
 from kvrescue.cli.interrupts import Interruption
-from kvrescue.errors import ConfigError, KVRescueError
+from kvrescue.errors import ConfigError, KVRescueError, RunError
+from kvrescue.evaluation.files import locked
 from kvrescue.evaluation.surroundings import surroundings
 from kvrescue.faults import whole_number
 
@@ -91,14 +92,41 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     if args.limit is not None and not 0 < args.limit < float("inf"):
         raise ConfigError(f"limit = {args.limit:g}: give a number of seconds above 0")
     folder = args.out or ROOT / "runs" / ("bench" if size is Size.FULL else f"bench-{size}")
+    with _claimed(folder):
+        return _measure(args, members, size, folder, console)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder.
+
+    Raises:
+        RunError: somebody does, or it cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = locked(folder / "suite.lock")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunError(
+            f"the folder {str(folder)!r} cannot be used: {why}; choose another"
+        ) from None
+    with lock:
+        yield
+
+
+def _measure(
+    args: argparse.Namespace, members: list[Member], size: Size, folder: Path, console: Console
+) -> int:
     everything = len(members) == len(MEMBERS) and not args.resume
     report = _begun(folder, Report(size, surroundings()["machine"], args.threads), everything)
     if args.resume:
         members = [m for m in members if (old := report[m.name]) is None or old.status != "done"]
     report = run(members, report, folder, console, limit=args.limit)
     _show(report, console, args.out or folder.relative_to(ROOT))
+    bad = {"failed", "timed out"} | ({"not run"} if args.only else set())
     ran = [report[m.name] for m in members]
-    return int(any(o is not None and o.status in ("failed", "timed out") for o in ran))
+    return int(any(o is not None and o.status in bad for o in ran))
 
 
 def _begun(folder: Path, new: Report, everything: bool) -> Report:

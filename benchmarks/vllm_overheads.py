@@ -230,7 +230,7 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
 def ratios(size: Size) -> list[Ratio]:
     args = argparse.Namespace(
         live=[size.pick(16, 16, 4)],
-        tokens=size.pick(SKIP + 32, SKIP + 32, 8),
+        tokens=size.pick(SKIP + 24, SKIP + 24, 8),
         turns=size.pick(2, 1, 1),
         intervals=size.pick([1, 16], [16], [16]),
         memory=size.pick(512, 512, 64),

@@ -18,6 +18,7 @@ from benchmarks import environments, suite
 from benchmarks.members import MEMBERS
 from benchmarks.report import Report, read
 from kvrescue.errors import ConfigError
+from kvrescue.evaluation.files import locked
 from tests.benchmarks.fakes import FAKES, install
 
 ROOT = Path(__file__).parents[2]
@@ -226,7 +227,19 @@ def test_whoever_measures_everything_begins_anew(
 
 
 @pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"members": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"members": 3}',
+        "\x00",
+        '{"format": 99, "size": "smoke", "threads": 1, "machine": {}, "members": []}',
+        '{"format": 1, "size": "smoke", "threads": 1, "machine": null, "members": []}',
+        '{"format": 1, "size": "smoke", "threads": [], "machine": {}, "members": []}',
+    ],
+)
 def test_a_file_that_is_no_report_is_left_alone(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,9 +256,25 @@ def test_without_its_environment_a_member_is_not_run_and_that_is_told(
     for variable in ("PEERS_VENV", "VLLM_VENV"):
         monkeypatch.setenv(variable, str(tmp_path / "nothing"))
     names = [m.name for m in MEMBERS.values() if m.needs != "torch"]
-    assert suite.main(["--smoke", "--out", str(tmp_path), "--only", *names]) == 0
+    assert suite.main(["--smoke", "--out", str(tmp_path), "--only", *names]) == 1
     assert statuses(tmp_path) == dict.fromkeys(names, "not run")
-    assert (tmp_path / "report.md").read_text().count("make setup-peers") == len(names)
+    written = (tmp_path / "report.md").read_text()
+    assert written.count("nothing: no Python there): make setup-peers") == len(names)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_folder_has_one_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(tmp_path / "suite.lock"):
+        assert suite.main(["--smoke", "--out", str(tmp_path), "--only", "passes"]) != 0
+    assert "another process writes to" in capsys.readouterr().err
+    assert suite.main(["--smoke", "--out", str(tmp_path), "--only", "passes"]) == 0
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert suite.main(["--smoke", "--out", str(tmp_path / "file"), "--only", "passes"]) != 0
+    assert "cannot be used" in capsys.readouterr().err
 
 
 def test_vllm_is_taken_from_either_environment(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 from kvrescue.errors import ConfigError, RunError
-from kvrescue.evaluation.files import write_whole
+from kvrescue.evaluation.files import locked, write_whole
 from kvrescue.evaluation.problems import Problem, ProblemSet
 from kvrescue.evaluation.runs.record import Record, parse_record, record_line
 from kvrescue.evaluation.runs.settings import Setting
@@ -133,7 +132,7 @@ class RunWriter:
             with contextlib.ExitStack() as files:
                 self.path.mkdir(parents=True, exist_ok=True)
                 _refuse_other_things(self.path)
-                files.enter_context(_locked(self.path / _LOCK))
+                files.enter_context(locked(self.path / _LOCK))
                 _write_plan(self.path, problems, list(settings), composition)
                 with _cut_to_whole_lines(self.path / _SESSIONS) as file:
                     _append(file, json.dumps(session))
@@ -185,18 +184,6 @@ def _refuse_other_things(folder: Path) -> None:
         raise RunError(
             f"the folder {str(folder)!r} holds other things and no run: choose a new one"
         )
-
-
-def _locked(path: Path) -> BinaryIO:
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RunError(
-            f"another process writes to {str(path.parent)!r}: wait for it, or choose another folder"
-        ) from None
-    return file
 
 
 # -- plan -------------------------------------------------------------------------------------
