@@ -127,7 +127,7 @@ class TestKernels:
         assert check["way_out"] == "set KVRESCUE_KERNELS=auto, or unset it"
 
     def test_on_where_a_cpu_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Every self-test that needs kernels fails for the same reason, and has the same way out."""
+        """A self-test that fails for the same reason has the same way out."""
         monkeypatch.setenv(kernels.ENVIRONMENT, "on")
         monkeypatch.setattr(kernels, "_obstacle", lambda *_: DependencyError(f"{NO_TRITON}: none"))
         monkeypatch.setattr(checks, "_SELF_TESTS", {"tiny/base": real_self_test})
