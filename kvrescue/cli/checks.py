@@ -57,7 +57,7 @@ def _guarded(name: str, run: Callable[[], Check], way_out: str | None) -> Check:
             name,
             "fail",
             f"{type(error).__name__}: {error}",
-            way_out or "reinstall kvrescue: a file is bad",
+            way_out or _way_out(error),
         )
     except Exception as error:
         return Check(
@@ -66,6 +66,15 @@ def _guarded(name: str, run: Callable[[], Check], way_out: str | None) -> Check:
             f"unexpected {type(error).__name__}: {error}",
             way_out or "compare the versions above with docs/dependencies.md, and report this",
         )
+
+
+def _way_out(error: KVRescueError) -> str:
+    """What mends a failure that is all the same to whoever meets it."""
+    from kvrescue.kernels import ENVIRONMENT
+
+    if ENVIRONMENT in str(error):
+        return f"set {ENVIRONMENT}=auto, or unset it"
+    return "reinstall kvrescue: a file is bad"
 
 
 def _installed(*packages: str) -> bool:
@@ -147,15 +156,21 @@ def _devices() -> Check:
 
 
 def _kernels() -> Check:
-    """Where kernels compute what torch computes otherwise."""
+    """Where kernels compute what torch computes otherwise.
+
+    Raises:
+        KVRescueError: the choice is unknown, or is `on` where a device has none.
+    """
     import torch
 
     from kvrescue import kernels
 
+    cpu = torch.device("cpu")
     cards = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        used = ["numba on the CPU"] if kernels.compiled(torch.device("cpu")) else []
+        used = ["Triton, interpreted, on the CPU"] if kernels.available(cpu) else []
+        used += ["numba on the CPU"] if kernels.compiled(cpu) else []
         used += [f"Triton on {card}" for card in cards if kernels.available(card)]
     if told:
         detail = "; ".join([*(str(one.message) for one in told), *used])

@@ -5,11 +5,11 @@ the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move
 `engine.sampler.token_statistics`.
 
 `KVRESCUE_KERNELS` chooses: `auto` (the default) takes kernels on CUDA devices where Triton works,
-`off` never, and with `on` it is an error where there are none. On the CPU Triton interprets kernels
-if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
+`off` never, and with `on` it is an error where a device has none. On the CPU Triton interprets
+kernels if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
 
 `compiled` is about the CPU: scores that R-KV keeps up to date from token to token. numba compiles
-them where it is installed, unless kernels are `off`.
+them where it is installed, unless kernels are `off`; with `on` it is an error where it is not.
 
 Importing this package imports neither torch nor triton nor numba.
 """
@@ -84,51 +84,76 @@ def compiled(device: torch.device) -> bool:
     """Whether what numba compiles for the CPU is to be used for tensors on `device`.
 
     Raises:
+        DependencyError: kernels are chosen with `on`, `device` is the CPU, and numba is missing or
+            does not work here.
         ConfigError: the choice is unknown.
     """
-    return _choice() != "off" and device.type == "cpu" and _numba_works()
+    choice = _choice()
+    if choice == "off" or device.type != "cpu":
+        return False
+    why = _numba_obstacle()
+    if why is not None and choice == "on":
+        raise why
+    return why is None
 
 
 def _choice() -> Choice:
     return _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
 
 
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # imported already, and without a spec: using it tells more
+        return True
+
+
 @functools.cache
-def _numba_works() -> bool:
-    if importlib.util.find_spec("numba") is None:
-        return False
+def _numba_obstacle() -> DependencyError | None:
+    """Why numba cannot be used; None where it can be."""
+    if not _installed("numba"):
+        return DependencyError(
+            f"{ENVIRONMENT}=on: numba is not installed; pip install 'kvrescue[kernels]', or set "
+            f"{ENVIRONMENT}=auto"
+        )
     try:
         _try_compiled()
-    except Exception as error:  # a NumPy that numba does not know yet, ...
+    except (Exception, SystemExit) as error:  # a NumPy that numba does not know yet, ...
+        text = f"numba does not work here: {type(error).__name__}: {error}"
         warnings.warn(
-            f"numba does not work here: {type(error).__name__}: {error}; kvrescue computes with "
-            f"torch instead ({ENVIRONMENT}=off says so without this warning)",
+            f"{text}; kvrescue computes with torch instead ({ENVIRONMENT}=off says so without "
+            "this warning)",
             RuntimeWarning,
             stacklevel=3,
         )
-        return False
-    return True
+        found = DependencyError(f"{ENVIRONMENT}=on: {text}; set {ENVIRONMENT}=off")
+        found.__cause__ = error
+        return found
+    return None
 
 
 def _try_compiled() -> None:
     """Compile and run what there is, on a cache of two entries. Raises whatever is wrong."""
     import torch
 
-    from kvrescue.kernels import tracked
+    from kvrescue.kernels import _tracked, tracked
 
-    keys, order = torch.eye(2)[None, None], torch.arange(2)[None, None]
+    # Of the caller's defaults of dtype and device none counts.
+    real = functools.partial(torch.tensor, dtype=torch.float32, device="cpu")
+    whole = functools.partial(torch.tensor, dtype=torch.int64, device="cpu")
+    keys, order = real([[[[1.0, 0.0], [0.0, 1.0]]]]), whole([[[0, 1]]])
     state = {
-        "inverse": torch.ones(1, 1, 2),
-        "match": torch.full((1, 1, 2), states.NONE, dtype=torch.int32),
-        "similarity": torch.zeros(1, 1, 2),
-        "seen": torch.zeros(1, 1, 2, 1),
-        "total": torch.tensor([[[1.0, 0.0]]]),
+        "inverse": real([[[1.0, 1.0]]]),
+        "match": torch.tensor([[[states.NONE] * 2]], dtype=torch.int32, device="cpu"),
+        "similarity": real([[[0.0, 0.0]]]),
+        "seen": real([[[[0.0], [0.0]]]]),
+        "total": real([[[1.0, 0.0]]]),
     }
     scores = tracked.score(
         keys,
         keys[:, :, 1:],
         order,
-        torch.tensor([2]),
+        whole([2]),
         state,
         new=1,
         window=1,
@@ -140,12 +165,19 @@ def _try_compiled() -> None:
     found, total = scores.tolist(), state["total"].tolist()
     if found != [[[1.0, 0.0]]] or total != [[[0.0, 1.0]]]:
         raise RuntimeError(f"two entries scored {found} and left {total}")
+    if not all(_tracked.KEPT):
+        warnings.warn(
+            "numba finds no folder to keep what it compiles in, so every process compiles again, "
+            "for many seconds: let NUMBA_CACHE_DIR name a folder that can be written",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 @functools.cache
 def _obstacle(kind: str, index: int | None) -> DependencyError | ConfigError | None:
     """Why there are no kernels on a device; None where there are."""
-    if importlib.util.find_spec("triton") is None:
+    if not _installed("triton"):
         return DependencyError(
             f"{ENVIRONMENT}=on: triton is not installed; pip install 'kvrescue[kernels]' (torch "
             f"for CUDA brings it), or set {ENVIRONMENT}=auto"
@@ -178,7 +210,7 @@ def _obstacle_on_cuda(index: int | None) -> DependencyError | None:
         )
     try:
         _try(device)
-    except Exception as error:  # a missing compiler, a driver that is too old, ...
+    except (Exception, SystemExit) as error:  # a missing compiler, a driver that is too old, ...
         text = f"Triton does not work on {device}: {type(error).__name__}: {error}"
         warnings.warn(f"{text}; kvrescue computes with torch instead", RuntimeWarning, stacklevel=2)
         found = DependencyError(f"{ENVIRONMENT}=on: {text}; set {ENVIRONMENT}=off")
@@ -193,8 +225,8 @@ def _try(device: torch.device) -> None:
 
     from kvrescue.kernels.compaction import move
 
-    values = torch.tensor([[1.0], [2.0]], device=device)
-    source, target = torch.tensor([[1], [0]], device=device)
+    values = torch.tensor([[1.0], [2.0]], dtype=torch.float32, device=device)
+    source, target = torch.tensor([[1], [0]], dtype=torch.int64, device=device)
     move(values, source, target)
     if values.tolist() != [[2.0], [2.0]]:
         raise RuntimeError(f"a kernel that copies 2.0 over 1.0 left {values.tolist()}")

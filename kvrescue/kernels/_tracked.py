@@ -11,7 +11,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kvrescue.kernels.states import NONE, OPEN, STALE
+# Those of `states`, in numbers: numba keeps what it compiled until *this* file changes.
+NONE, OPEN, STALE = -1, -2, -3
 
 OPTIONS = {
     "nogil": True,
@@ -24,13 +25,19 @@ LN2 = np.float32(0.6931471805599453)
 LEAST = np.float32(-87.0)  # e to less is no normal float32
 EPSILON = np.float32(1e-8)
 
+KEPT = []
+"""Of every function, whether what is compiled outlives the process."""
+
 
 def compiled(function):
     """`function`, compiled when it is called first; what is compiled is kept where that can be."""
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        made = njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder to keep it in
+        KEPT.append(False)
         return njit(**OPTIONS)(function)
+    KEPT.append(True)
+    return made
 
 
 @intrinsic

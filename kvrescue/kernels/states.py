@@ -1,4 +1,7 @@
-"""What a tracked last match may be instead of a slot; see `kvrescue.evictors._rkv_tracker`."""
+"""What a tracked last match may be instead of a slot; see `kvrescue.evictors._rkv_tracker`.
+
+`_tracked` repeats these numbers, and a test compares them.
+"""
 
 from typing import Final
 

@@ -2,8 +2,8 @@
 
 One function does for a pair of row and KV head what `RKVTracker` does for all pairs with an
 operation of torch after the other: the pair's numbers stay in the nearest cache meanwhile. Pairs
-are spread over as many threads as torch has. Compiling takes seconds, once: numba keeps the result
-next to the source, or in the user's cache directory.
+are spread over as many threads as torch has, at most one for 64 pairs. Compiling takes many
+seconds, once: numba keeps the result next to the source, or in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _spread(work: Callable[..., None], pairs: int, *arguments: object) -> None:
     if threads <= 1:
         work(0, pairs, *arguments)
         return
-    pool, parts = _pool(torch.get_num_threads() - 1), []
+    pool, parts = _pool(), []
     for i in range(1, threads):
         first, last = pairs * i // threads, pairs * (i + 1) // threads
         try:
@@ -202,8 +202,9 @@ def _spread(work: Callable[..., None], pairs: int, *arguments: object) -> None:
 
 
 @functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="kvrescue kernels")
+def _pool() -> ThreadPoolExecutor:
+    """The only one: it starts threads when they have work, whatever torch's number is then."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="kvrescue kernels")
 
 
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork

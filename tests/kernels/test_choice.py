@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -24,10 +25,10 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is known of devices is found out anew, before and after."""
     monkeypatch.delenv(kernels.ENVIRONMENT, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for known in (kernels._obstacle, kernels._numba_works):
+    for known in (kernels._obstacle, kernels._numba_obstacle):
         known.cache_clear()
     yield
-    for known in (kernels._obstacle, kernels._numba_works):
+    for known in (kernels._obstacle, kernels._numba_obstacle):
         known.cache_clear()
 
 
@@ -167,11 +168,42 @@ class TestCompiled:
         with pytest.warns(RuntimeWarning, match=r"NumPy 2.4 or less; kvrescue computes with torch"):
             assert not kernels.compiled(CPU)
         assert not kernels.compiled(CPU)
+        with kernels.using("on"), pytest.raises(DependencyError, match=r"NumPy 2\.4") as caught:
+            kernels.compiled(CPU)
+        assert isinstance(caught.value.__cause__, ImportError)
+
+    def test_a_module_that_exits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def exits() -> None:
+            raise SystemExit(3)
+
+        monkeypatch.setattr(kernels, "_try_compiled", exits)
+        with pytest.warns(RuntimeWarning, match=r"does not work here: SystemExit: 3"):
+            assert not kernels.compiled(CPU)
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not kernels.compiled(CPU)
+    with kernels.using("on"):
+        assert not kernels.compiled(CUDA)
+        with pytest.raises(DependencyError, match=r"=on: numba is not.*kvrescue\[kernels\]"):
+            kernels.compiled(CPU)
+
+
+def test_a_module_without_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`find_spec` raises for it; what it lacks is told like any other fault."""
+    for name in ("numba", "triton"):
+        empty = types.ModuleType(name)
+        empty.__spec__ = None
+        monkeypatch.setitem(sys.modules, name, empty)
+    for name in ("_tracked", "tracked"):
+        monkeypatch.delitem(sys.modules, f"kvrescue.kernels.{name}", raising=False)
+        monkeypatch.delattr(kernels, name, raising=False)
+    with pytest.warns(RuntimeWarning, match="numba does not work here: ImportError"):
+        assert not kernels.compiled(CPU)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with kernels.using("on"):
+        assert kernels.available(CPU)
 
 
 def test_unknown_choices(monkeypatch: pytest.MonkeyPatch) -> None:

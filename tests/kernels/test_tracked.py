@@ -21,7 +21,7 @@ from kvrescue.engine.eviction import _forget
 from kvrescue.errors import EvictorError
 from kvrescue.evictors import RKV
 from kvrescue.kernels import _tracked as machine
-from kvrescue.kernels import tracked
+from kvrescue.kernels import states, tracked
 from tests.engine.test_tracking import RKVS, SCHEDULES, tracked_equals_scratch
 
 CPU = torch.device("cpu")
@@ -40,6 +40,58 @@ def test_chosen_where_numba_is() -> None:
     assert not kernels.compiled(torch.device("cuda"))
     with kernels.using("off"):
         assert not kernels.compiled(CPU)
+
+
+def test_the_same_numbers_on_both_sides() -> None:
+    for name in states.__all__:
+        assert getattr(machine, name) == getattr(states, name)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_works_whatever_the_defaults(dtype: torch.dtype, device: str) -> None:
+    before = torch.get_default_dtype()
+    order, gone, slots = torch.tensor([[[1, 0, 2]], [[0] * 3], [[1] * 3]]).unsqueeze(1)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            kernels._try_compiled()  # warnings are errors here
+            tracked.forget(order, gone[:, :, :1], slots[:, :, :1])
+    finally:
+        torch.set_default_dtype(before)
+    assert order[0, 0, :2].tolist() == [0, 1]
+
+
+def test_what_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "KEPT", [True, False])
+    kernels._numba_obstacle.cache_clear()
+    with pytest.warns(RuntimeWarning, match="let NUMBA_CACHE_DIR name a folder"):
+        assert kernels.compiled(CPU)
+    assert kernels.compiled(CPU)  # told once
+
+
+def test_no_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def njit(**options: object) -> Any:
+        if "cache" in options:
+            raise RuntimeError("no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(machine, "njit", njit)
+    monkeypatch.setattr(machine, "KEPT", [])
+    assert machine.compiled(abs) is abs
+    assert machine.KEPT == [False]
+
+
+@pytest.mark.parametrize("asked", [1, 2, 5])
+def test_one_pool_whatever_torch_has(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads is read once: it may change meanwhile."""
+    answers = [asked]
+    monkeypatch.setattr(torch, "get_num_threads", answers.pop)
+    parts: list[tuple[int, int]] = []
+    pool = tracked._pool()
+    tracked._spread(lambda first, last: parts.append((first, last)), 640)
+    assert sorted(parts) == [(640 * i // asked, 640 * (i + 1) // asked) for i in range(asked)]
+    assert tracked._pool() is pool
 
 
 @given(method=RKVS, **SCHEDULES)
@@ -144,7 +196,7 @@ def test_a_fork_has_threads_of_its_own() -> None:
         "child = os.fork()\n"
         "if not child:\n"
         "    from kvrescue.kernels import tracked\n"
-        "    print(list(tracked._pool(1).map(abs, [-1])), flush=True)\n"
+        "    print(list(tracked._pool().map(abs, [-1])), flush=True)\n"
         "    os._exit(0)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
@@ -223,5 +275,10 @@ def test_nothing_to_do() -> None:
     logical = torch.zeros(0, dtype=torch.int64)
     assert tracked.score(keys, keys, order, logical, state, **options).shape == (0, 2, 5)
     none = torch.zeros(1, 2, 0, dtype=torch.int64)
-    tracked.drop(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5), state, none, none)
-    assert not state["total"].numel()
+    order = torch.arange(5).expand(1, 2, 5).contiguous()
+    state = {"total": torch.ones(1, 2, 4), "inverse": torch.ones(1, 2, 5)}
+    tracked.drop(torch.ones(1, 2, 5, 4), order, state, none, none)
+    tracked.forget(order, none, none)
+    assert torch.equal(state["total"], torch.ones(1, 2, 4))
+    assert torch.equal(state["inverse"], torch.ones(1, 2, 5))
+    assert torch.equal(order, torch.arange(5).expand(1, 2, 5))
