@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvrescue.engine.choices import no_shared_prefix
 from kvrescue.engine.slots import SlotStore
 from kvrescue.errors import ConfigError
 
@@ -162,11 +163,7 @@ def shares_prefix(
     Raises:
         ConfigError: asked for where it cannot be.
     """
-    why = None
-    if evicts:
-        why = "an evictor: every candidate loses other entries"
-    elif graphs:
-        why = "graphs = True: a captured step has a row for each candidate"
+    why = no_shared_prefix(evicts=evicts, graphs=graphs)
     if asked and why:
         raise ConfigError(f"{name}: share_prefix = True does not go with {why}; leave one out")
     return (why is None and device.type == "cpu") if asked is None else asked

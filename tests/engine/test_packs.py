@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+from kvrescue.config import load_config
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.forks import Forks, PackedForks, RowForks
 from kvrescue.engine.packs import WIDTH, shares_prefix, widths
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import HeldFork, ParkedSequence
 from kvrescue.errors import ConfigError
-from kvrescue.evictors import RKV, NoEviction
+from kvrescue.evictors import RKV, Evictor, NoEviction
 from kvrescue.policies import TorchPolicy
 from kvrescue.policies.base import Sampling
+from kvrescue.policies.specs import TorchPolicySpec
 from kvrescue.types import StopReason
 from tests.engine.models import FAMILIES, VOCAB, engine_for, shared_model
 
@@ -333,3 +335,39 @@ def test_what_does_not_go_together_is_refused() -> None:
         engine_for(shared_model(), RKV(budget=4, window=2), share_prefix=True)
     with pytest.raises(ConfigError, match=r"share_prefix = True .* graphs = True.*leave one out"):
         engine_for(shared_model(), graphs=True, share_prefix=True)
+
+
+@given(
+    evictor=st.sampled_from([None, NoEviction(), RKV(budget=4, window=2)]),
+    graphs=st.booleans(),
+    share=st.sampled_from([None, False, True]),
+)
+def test_a_configuration_refuses_what_an_engine_refuses(
+    evictor: Evictor | None, graphs: bool, share: bool | None
+) -> None:
+    """The engine's other reasons are its device's."""
+    found = {}
+    evicts = evictor is not None and evictor.bounded
+    for name, build in (
+        (
+            "spec",
+            lambda: TorchPolicySpec(model="m", evictor=evictor, graphs=graphs, share_prefix=share),
+        ),
+        (
+            "engine",
+            lambda: shares_prefix(share, "m", torch.device("cpu"), evicts=evicts, graphs=graphs),
+        ),
+    ):
+        try:
+            build()
+        except ConfigError as error:
+            found[name] = str(error).partition("does not go with ")[2]
+    assert found.get("spec") == found.get("engine")
+
+
+def test_a_prefix_that_cannot_be_shared_is_told_before_a_model_is_loaded() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^proposers\.base\.policy\.share_prefix: true .* an evictor: .*one out$"
+    ):
+        load_config("tiny", ["proposers.base.policy.share_prefix=true"])
+    assert load_config("tiny", ["proposers.helper.policy.share_prefix=true"])
