@@ -155,7 +155,7 @@ class PackedForks:
         self.owner[first : self.rows] = NOBODY
         self.owner[first : self.rows, :length] = EVERYBODY
         self.row = np.append(self.row, np.repeat(np.arange(first, self.rows), sizes))
-        self.member = np.append(self.member, places(np.array(sizes)))
+        self.member = np.append(self.member, places(np.array(sizes, dtype=np.int64)))
         self.lengths = np.append(self.lengths, np.full(count, length))
         self._batch = None
 

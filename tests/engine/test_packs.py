@@ -82,7 +82,7 @@ class ForksMachine(RuleBasedStateMachine):
         self._feed(self.open - 1, length)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), count=st.integers(1, 9))
+    @rule(data=st.data(), count=st.integers(0, 9))
     def fork(self, data: st.DataObject, count: int) -> None:
         row = data.draw(st.integers(0, self.open - 1))
         for side, names in zip(self.sides, self.names, strict=True):
@@ -155,6 +155,27 @@ TestNarrow = NarrowMachine.TestCase
 TestForks.settings = TestNarrow.settings = settings(
     max_examples=25, stateful_step_count=20, deadline=None
 )
+
+
+@pytest.mark.parametrize("share", [True, False])
+async def test_a_proposal_of_no_candidates_is_empty(share: bool) -> None:
+    """Beside one of three, and it drops the forks of the last one as any proposal does."""
+    engine = engine_for(shared_model(), share_prefix=share)
+    first, other = await engine.open([5, 6, 7]), await engine.open([8, 9])
+    args: tuple[Any, ...] = (STOPPING, ())
+    await engine.propose(first, *args, range(2), 12, StopReason.LENGTH)
+    found = await asyncio.wait_for(
+        asyncio.gather(
+            engine.propose(first, *args, [], 12, StopReason.LENGTH),
+            engine.propose(other, *args, range(3), 12, StopReason.LENGTH),
+        ),
+        60,
+    )
+    assert [len(drafts) for drafts in found] == [0, 3]
+    assert not first.forks
+    engine.close(first)
+    engine.close(other)
+    assert sum(engine.in_use.values()) == 0
 
 
 @given(st.integers(0, 60), st.integers(1, 9))
