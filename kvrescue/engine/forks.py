@@ -132,7 +132,8 @@ class PackedForks:
         self.row = np.zeros(0, dtype=np.int64)
         self.member = np.zeros(0, dtype=np.int64)
         self.lengths = np.zeros(0, dtype=np.int64)
-        self._batch: PackedBatch | None = None
+        self.batch: PackedBatch | None = None
+        """Of the last step; None: forks have come or gone since."""
 
     def _nobody(self) -> Tensor:
         size, device = (self.store.rows, self.store.capacity), self.store.shape.device
@@ -144,7 +145,7 @@ class PackedForks:
         if owner.shape != (self.store.rows, self.store.capacity):
             self.owner = self._nobody()
             self.owner[: owner.shape[0], : owner.shape[1]] = owner
-            self._batch = None
+            self.batch = None
 
     def fork(self, parked: SlotStore, row: int, count: int) -> None:
         length = int(parked.length[row])
@@ -157,16 +158,16 @@ class PackedForks:
         self.row = np.append(self.row, np.repeat(np.arange(first, self.rows), sizes))
         self.member = np.append(self.member, places(np.array(sizes, dtype=np.int64)))
         self.lengths = np.append(self.lengths, np.full(count, length))
-        self._batch = None
+        self.batch = None
 
     def step(self, tokens: np.ndarray) -> Tensor:
         longest, most = int(self.store.length[: self.rows].max()), int(np.bincount(self.row).max())
         if longest + most > self.store.capacity:
             self._reserve(self.store.rows, longest + _AHEAD * most)
-        batch = self._batch
-        if batch is None:
+        batch = self.batch
+        if batch is None or longest + most > batch.reach:
             batch = PackedBatch(self.store, self.owner, self.row, self.member)
-            self._batch = batch
+            self.batch = batch
         batch.begin(self.lengths)
         hidden = self.runner.feed(batch, tokens[None])[0]
         self.lengths = self.lengths + 1
@@ -206,14 +207,14 @@ class PackedForks:
         order = kept[np.argsort(now[self.row[kept]], kind="stable")]
         self.row, self.rows = now[self.row[order]], survivors
         self.member, self.lengths = self.member[order], self.lengths[order]
-        self._batch = None
+        self.batch = None
         found: list[int] = order.tolist()
         return found
 
     def clear(self) -> None:
         self.rows = 0
         self.row, self.member, self.lengths = (x[:0] for x in (self.row, self.member, self.lengths))
-        self._batch = None
+        self.batch = None
 
 
 def forks_for(runner: Runner) -> Forks:

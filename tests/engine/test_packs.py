@@ -20,6 +20,7 @@ from kvrescue.engine.forks import Forks, PackedForks, RowForks
 from kvrescue.engine.packs import WIDTH, shares_prefix, widths
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import HeldFork, ParkedSequence
+from kvrescue.engine.slots import width_bucket
 from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV, Evictor, NoEviction
 from kvrescue.policies import TorchPolicy
@@ -49,14 +50,16 @@ class ForksMachine(RuleBasedStateMachine):
 
     width = WIDTH
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(capacity=st.sampled_from([1, 400]))
+    def start(self, capacity: int) -> None:
+        """`capacity`: what the store of packs has from an earlier, longer step."""
         adapter = engine_for(shared_model()).adapter
         self.runner = Runner(adapter, None, share_prefix=False)
         self.sides: list[Forks] = [
             RowForks(self.runner),
             PackedForks(Runner(adapter, None, share_prefix=True), self.width),
         ]
+        self.sides[1].store.reserve(1, capacity)
         self.parked = self.runner.store(0)
         self.open = 0
         self.made = 0
@@ -142,6 +145,8 @@ class ForksMachine(RuleBasedStateMachine):
         assert isinstance(packs, PackedForks)
         assert np.unique(packs.row).tolist() == list(range(packs.rows))
         assert (np.diff(packs.row) >= 0).all()
+        if packs.batch is not None:  # what it covers follows what is used
+            assert packs.batch.reach <= width_bucket(int(packs.store.length[: packs.rows].max()))
 
 
 class NarrowMachine(ForksMachine):
@@ -299,6 +304,26 @@ async def test_the_parent_may_grow_and_go_while_its_forks_live() -> None:
     engine.parked.store.scrub([sequence.row])
     await engine.extend(sequence, [9] * 20)
     assert await running == alone
+    engine.close(sequence)
+
+
+async def test_a_mask_is_as_wide_as_what_is_used() -> None:
+    """Not as the longest step that the store has ever seen."""
+    engine = engine_for(shared_model(), share_prefix=True)
+    forks = engine.live.forks
+    assert isinstance(forks, PackedForks)
+    forks.store.reserve(1, 7232)
+    sequence = await engine.open([3 + i for i in range(30)])
+    proposal = asyncio.ensure_future(
+        engine.propose(sequence, ENDLESS, (), range(8), 12, StopReason.LENGTH)
+    )
+    seen: set[int] = set()
+    while not proposal.done():
+        if forks.batch is not None and forks.batch.mask is not None:
+            seen.add(forks.batch.mask.shape[3])
+        await asyncio.sleep(0)
+    assert seen <= {64, 96, 128}
+    assert {64, 96} <= seen  # 30 + 8 entries for each of up to 11 steps
     engine.close(sequence)
 
 
