@@ -17,10 +17,10 @@ from torch import Tensor
 from kvrescue.config import load_config
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.forks import Forks, PackedForks, RowForks
-from kvrescue.engine.packs import WIDTH, shares_prefix, widths
+from kvrescue.engine.packs import EVERYBODY, NOBODY, WIDTH, shares_prefix, widths
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import HeldFork, ParkedSequence
-from kvrescue.engine.slots import width_bucket
+from kvrescue.engine.slots import SlotStore, width_bucket
 from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV, Evictor, NoEviction
 from kvrescue.policies import TorchPolicy
@@ -145,6 +145,11 @@ class ForksMachine(RuleBasedStateMachine):
         assert isinstance(packs, PackedForks)
         assert np.unique(packs.row).tolist() == list(range(packs.rows))
         assert (np.diff(packs.row) >= 0).all()
+        for row in range(packs.rows):  # most of what a pack has written is of forks that live
+            inside = packs.row == row
+            live = packs.lengths[inside] - packs.start[inside]
+            own = int(packs.store.length[row]) - int(packs.start[inside][0])
+            assert live.sum() <= own <= 2 * live.sum()
         if packs.batch is not None:  # what it covers follows what is used
             assert packs.batch.reach <= width_bucket(int(packs.store.length[: packs.rows].max()))
 
@@ -325,6 +330,32 @@ async def test_a_mask_is_as_wide_as_what_is_used() -> None:
     assert seen <= {64, 96, 128}
     assert {64, 96} <= seen  # 30 + 8 entries for each of up to 11 steps
     engine.close(sequence)
+
+
+def test_a_straggler_reads_little_of_what_its_siblings_wrote() -> None:
+    """Eight forks of 30 entries, of which one goes on after ten tokens."""
+    adapter = engine_for(shared_model()).adapter
+    forks, parked = (
+        PackedForks(Runner(adapter, None, share_prefix=True)),
+        SlotStore(adapter.shape(), 1, 30),
+    )
+    adapter.forward(parked, np.arange(3, 33)[None], np.array([30]))
+    forks.fork(parked, 0, 8)
+    for _ in range(10):
+        forks.step(np.arange(3, 11))
+    assert forks.store.length[0] == 30 + 80
+    forks.remove([0, 1, 2])
+    assert forks.store.length[0] == 30 + 80  # 50 of 80 are alive
+    forks.remove([0, 1])
+    assert forks.store.length[0] == 30 + 30
+    assert forks.owner[0].tolist()[:60] == [EVERYBODY] * 30 + [5, 6, 7] * 10
+    assert set(forks.owner[0].tolist()[60:]) == {NOBODY}
+    forks.remove([0, 2])
+    assert forks.store.length[0] == 30 + 10
+    forks.step(np.array([4]))
+    assert forks.store.length[0] == 30 + 11
+    assert forks.batch is not None
+    assert forks.batch.mask is None  # alone, and without gaps
 
 
 HELD = [(True, 8, 30 + 8 * 10), (False, 8, 8 * 40), (True, 1, 40), (True, 9, 2 * 30 + 9 * 10)]
