@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,19 +15,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from kvrescue.config import load_config
+from kvrescue.detectors import Detector, DetectorState, TokenEvent
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.forks import Forks, PackedForks, RowForks
 from kvrescue.engine.packs import EVERYBODY, NOBODY, WIDTH, shares_prefix, widths
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import HeldFork, ParkedSequence
 from kvrescue.engine.slots import SlotStore, width_bucket
-from kvrescue.errors import ConfigError
+from kvrescue.errors import ConfigError, PolicyError
 from kvrescue.evictors import RKV, Evictor, NoEviction
 from kvrescue.policies import TorchPolicy
 from kvrescue.policies.base import Sampling
 from kvrescue.policies.specs import TorchPolicySpec
-from kvrescue.types import StopReason
-from tests.engine.models import FAMILIES, VOCAB, engine_for, shared_model
+from kvrescue.types import StopReason, Verdict
+from tests.engine.models import EOS, FAMILIES, VOCAB, engine_for, shared_model
 
 ENDLESS = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12, separator="\x00")
 STOPPING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12)
@@ -207,11 +208,36 @@ async def fresh_logits(engine: Engine, tokens: list[int]) -> Tensor:
     return logits
 
 
+class Finds(Detector):
+    """Ends, or breaks at, a candidate with a token that `of` divides: some of a proposal, at
+    different places."""
+
+    kind: ClassVar[str] = "finds"
+    of: int
+    breaks: bool = False
+
+    def start(self) -> DetectorState:
+        return _Finds(self)
+
+
+class _Finds(DetectorState):
+    def __init__(self, options: Finds) -> None:
+        self.options = options
+
+    def update(self, event: TokenEvent) -> Verdict | None:
+        if event.token_id % self.options.of:
+            return None
+        if self.options.breaks:
+            raise ZeroDivisionError("a broken detector")
+        return Verdict("finds", "test", 1, 1.0, 0.5)
+
+
 acts = st.tuples(
     st.sampled_from(["adopt", "foreign", "cancel"]),
     st.integers(1, 11),
     st.sampled_from([ENDLESS, STOPPING]),
     st.integers(0, 7),
+    st.sampled_from([(), (Finds(of=5),), (Finds(of=2),), (Finds(of=40, breaks=True),)]),
 )
 
 
@@ -225,16 +251,18 @@ acts = st.tuples(
 def test_any_schedule_leaves_what_a_fresh_prefill_gives(
     schedules: list[tuple[int, list[Any]]], rows: int
 ) -> None:
-    """Own steps, foreign ones, cancelled proposals and closing, of several problems at once."""
+    """Own steps, foreign ones, cancelled proposals, aborted candidates, detectors that break and
+    closing, of several problems at once."""
     engine = engine_for(shared_model(), share_prefix=True, max_live_rows=rows)
     final: list[tuple[ParkedSequence, list[int]]] = []
+    broken: list[BaseException | None] = []
 
     async def one(length: int, schedule: list[Any]) -> None:
         tokens = [3 + (7 * i + length) % (VOCAB - 6) for i in range(length)]
         sequence = await engine.open(tokens)
-        for kind, n, sampling, number in schedule:
+        for kind, n, sampling, number, detectors in schedule:
             proposal = asyncio.ensure_future(
-                engine.propose(sequence, sampling, (), range(n), 12, StopReason.LENGTH)
+                engine.propose(sequence, sampling, detectors, range(n), 12, StopReason.LENGTH)
             )
             if kind == "cancel":
                 for _ in range(number):
@@ -242,8 +270,17 @@ def test_any_schedule_leaves_what_a_fresh_prefill_gives(
                 proposal.cancel()
                 await asyncio.gather(proposal, return_exceptions=True)
                 continue
-            chosen = (await proposal)[number % n]
-            if kind == "adopt":
+            try:
+                chosen = (await proposal)[number % n]
+            except PolicyError as error:
+                broken.append(error.__cause__)
+                assert detectors[0].breaks
+                continue
+            read = [t for t in chosen.token_ids if t != EOS]  # the end is no detector's business
+            found = [t for t in read for detector in detectors if t % detector.of == 0]
+            assert (chosen.stop is StopReason.ABORTED) == bool(found)
+            assert (number % n in sequence.forks) == (chosen.stop is not StopReason.ABORTED)
+            if kind == "adopt" and number % n in sequence.forks:
                 engine.adopt(sequence, number % n)
                 await engine.extend(sequence, chosen.token_ids[-1:])
             else:
@@ -269,6 +306,7 @@ def test_any_schedule_leaves_what_a_fresh_prefill_gives(
         assert isinstance((await asyncio.gather(doomed, return_exceptions=True))[0], BaseException)
 
     asyncio.run(run())
+    assert all(isinstance(cause, ZeroDivisionError) for cause in broken)
     assert sum(engine.in_use.values()) == 0
     assert engine.live.forks.rows == 0
     assert (engine.parked.store.length == 0).all()
