@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from kvrescue import plugins as plugin_layer
 from kvrescue import presets
 from kvrescue.detectors.base import Detector
-from kvrescue.engines import Engine, on_engine
+from kvrescue.engines import Engine, on_engine, refuse_foreign
 from kvrescue.errors import ConfigError, DetectorError, UnknownNameError
 from kvrescue.faults import UNKNOWN_NAME, line
 from kvrescue.importing import is_path
@@ -119,6 +119,7 @@ def load_config(
         data = _explicit(source) if isinstance(source, RescueConfig) else data
         data = on_engine(data, engine)
     data = apply_overrides(data, overrides)
+    refuse_foreign(data)
     listed = data.get("plugins", ())
     if isinstance(listed, list | tuple) and all(isinstance(spec, str) for spec in listed):
         # Absolute, so that the resolved configuration loads from any folder.

@@ -16,7 +16,7 @@ from kvrescue.errors import ConfigError, UnknownNameError, nearest
 from kvrescue.policies.base import PolicySpec
 from kvrescue.policies.specs import TorchPolicySpec, VLLMPolicySpec
 
-__all__ = ["ENGINES", "Engine", "on_engine"]
+__all__ = ["ENGINES", "Engine", "on_engine", "refuse_foreign"]
 
 Engine: TypeAlias = Literal["torch", "vllm"]
 """What models run on."""
@@ -28,12 +28,13 @@ _SPECS: Final[Mapping[str, type[PolicySpec]]] = {
 }
 _REASONS: Final = {
     "share_prefix": "vLLM shares prefixes by its own prefix caching",
+    "graphs": "vLLM captures its own",
     "device": "vLLM runs on the device that it was built for",
     "candidates": "the torch engine promises no memory ahead",
     "kv_cache_bytes": "the torch engine takes memory as it needs it",
     "options": "they are vLLM's own",
 }
-"""Why the other engine has no such option."""
+"""Why the other engine has no such option; one for each that only one of them has."""
 
 
 def on_engine(data: dict[str, Any], engine: Engine) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def on_engine(data: dict[str, Any], engine: Engine) -> dict[str, Any]:
 
     Raises:
         UnknownNameError: there is no such engine.
-        ConfigError: an option is set that `engine` lacks, or no proposer runs on an engine at all.
+        ConfigError: an option that `engine` lacks is set and not just off, or no proposer runs on
+            an engine at all.
     """
     if engine not in ENGINES:
         raise UnknownNameError(f"unknown engine {engine!r}{nearest(str(engine), ENGINES)}")
@@ -90,13 +92,40 @@ def _exchanged(
             continue
         if option not in theirs or option in ours:  # a misspelt one is told by the check
             changed[option] = value
-        elif value != theirs[option].get_default(call_default_factory=True):
-            why = _REASONS.get(option, "it is the other's")
-            faults.append(
-                f"{path}.{option} = {value!r}: the {engine} engine has no such option ({why}); "
-                "leave it out"
-            )
+        # What is off asks nothing of an engine, as what is at its default does.
+        elif value is not False and value != theirs[option].get_default(call_default_factory=True):
+            faults.append(f"{path}.{option} = {value!r}: {_lacks(engine, option)}")
     return changed
+
+
+def _lacks(engine: str, option: str) -> str:
+    return f"the {engine} engine has no such option ({_REASONS[option]}); leave it out"
+
+
+def refuse_foreign(data: Mapping[str, Any]) -> None:
+    """Tell of options that only the other engine has, with the reason; further faults of the data
+    are left for its check.
+
+    Args:
+        data: configuration data, with its overrides.
+
+    Raises:
+        UnknownNameError: a policy of one engine has an option of the other alone.
+    """
+    proposers = data.get("proposers")
+    faults: list[str] = []
+    for name, given in proposers.items() if isinstance(proposers, Mapping) else ():
+        policy = _policy_section((_section(given) or {}).get("policy"))
+        kind = (policy or {}).get("kind")
+        if policy is None or not isinstance(kind, str) or kind not in _SPECS:
+            continue
+        faults += [
+            f"proposers.{name}.policy.{option} = {value!r}: {_lacks(kind, option)}"
+            for option, value in policy.items()
+            if option in _REASONS and option not in _SPECS[kind].model_fields
+        ]
+    if faults:
+        raise UnknownNameError("\n".join(faults))
 
 
 def _section(given: object) -> dict[str, Any] | None:

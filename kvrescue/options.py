@@ -74,7 +74,8 @@ def checked_by(
     spec: type[Options], *, but: Collection[str] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """For a constructor that takes what a spec's fields say: whoever calls it directly is told of
-    wrong values like whoever writes a configuration.
+    wrong values like whoever writes a configuration, and is understood alike: the constructor gets
+    what the spec made of a value ("false" is False).
 
     Parameters that are not fields, are left at their default or named in `but` are not looked at.
     The constructor then raises ConfigError (field, value, reason), too.
@@ -87,12 +88,14 @@ def checked_by(
         @functools.wraps(constructor)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs)
             except TypeError:  # wrong parameters: the call itself says which
                 return constructor(*args, **kwargs)
-            known = signature.parameters
-            spec(**{n: v for n, v in given.items() if n in fields and v is not known[n].default})
-            return constructor(*args, **kwargs)
+            given, known = bound.arguments, signature.parameters
+            told = {n: v for n, v in given.items() if n in fields and v is not known[n].default}
+            options = spec(**told)
+            given.update((name, getattr(options, name)) for name in told)
+            return constructor(*bound.args, **bound.kwargs)
 
         return checked
 

@@ -105,11 +105,14 @@ class Engine:
         cap_reason: StopReason,
         carry: str = "",
     ) -> list[Draft]:
-        """Decode one fork per seed until each ends; the forks stay held on the sequence."""
+        """Decode one fork per seed until each ends; the forks stay held on the sequence. No seeds:
+        only drop the forks of the last proposal."""
         self._check_open(sequence)
         if self.pieces is None or sequence.logits is None:
             raise PolicyError(f"{self.adapter.name} cannot generate: it has no language-model head")
         sequence.forks.clear()
+        if not len(seeds):
+            return []
         done: asyncio.Future[list[Draft]] = self._future()
         group = Group(sequence, sampling, tuple(detectors), cap, cap_reason, done, size=len(seeds))
         group.waiting = [

@@ -120,8 +120,8 @@ class RowForks:
 class PackedForks:
     """Up to `width` forks of a parked row share a row; see `kvrescue.engine.packs`.
 
-    Forks are sorted by row. A fork that ends leaves its entries behind until its whole pack has
-    ended: nobody sees them.
+    Forks are sorted by row. A fork that ends leaves its entries behind, which nobody sees; once
+    they are more than half of what the pack has written, the rest moves together.
     """
 
     def __init__(self, runner: Runner, width: int = WIDTH) -> None:
@@ -132,7 +132,10 @@ class PackedForks:
         self.row = np.zeros(0, dtype=np.int64)
         self.member = np.zeros(0, dtype=np.int64)
         self.lengths = np.zeros(0, dtype=np.int64)
-        self._batch: PackedBatch | None = None
+        self.start = np.zeros(0, dtype=np.int64)
+        """[forks] entries of each's prefix."""
+        self.batch: PackedBatch | None = None
+        """Of the last step; None: forks have come or gone since."""
 
     def _nobody(self) -> Tensor:
         size, device = (self.store.rows, self.store.capacity), self.store.shape.device
@@ -144,7 +147,7 @@ class PackedForks:
         if owner.shape != (self.store.rows, self.store.capacity):
             self.owner = self._nobody()
             self.owner[: owner.shape[0], : owner.shape[1]] = owner
-            self._batch = None
+            self.batch = None
 
     def fork(self, parked: SlotStore, row: int, count: int) -> None:
         length = int(parked.length[row])
@@ -155,18 +158,19 @@ class PackedForks:
         self.owner[first : self.rows] = NOBODY
         self.owner[first : self.rows, :length] = EVERYBODY
         self.row = np.append(self.row, np.repeat(np.arange(first, self.rows), sizes))
-        self.member = np.append(self.member, places(np.array(sizes)))
+        self.member = np.append(self.member, places(np.array(sizes, dtype=np.int64)))
         self.lengths = np.append(self.lengths, np.full(count, length))
-        self._batch = None
+        self.start = np.append(self.start, np.full(count, length))
+        self.batch = None
 
     def step(self, tokens: np.ndarray) -> Tensor:
         longest, most = int(self.store.length[: self.rows].max()), int(np.bincount(self.row).max())
         if longest + most > self.store.capacity:
             self._reserve(self.store.rows, longest + _AHEAD * most)
-        batch = self._batch
-        if batch is None:
+        batch = self.batch
+        if batch is None or longest + most > batch.reach:
             batch = PackedBatch(self.store, self.owner, self.row, self.member)
-            self._batch = batch
+            self.batch = batch
         batch.begin(self.lengths)
         hidden = self.runner.feed(batch, tokens[None])[0]
         self.lengths = self.lengths + 1
@@ -206,14 +210,36 @@ class PackedForks:
         order = kept[np.argsort(now[self.row[kept]], kind="stable")]
         self.row, self.rows = now[self.row[order]], survivors
         self.member, self.lengths = self.member[order], self.lengths[order]
-        self._batch = None
+        self.start = self.start[order]
+        self.batch = None
+        self._compact()
         found: list[int] = order.tolist()
         return found
 
+    def _compact(self) -> None:
+        """Close the gaps of packs whose own entries are mostly those of forks that have ended."""
+        if not self.rows:
+            return
+        first = np.unique(self.row, return_index=True)[1]
+        live = np.bincount(self.row, self.lengths - self.start).astype(np.int64)
+        start, length = self.start[first], self.store.length
+        for row in np.flatnonzero(2 * live < length[: self.rows] - start).tolist():
+            begin, stop = int(start[row]), int(start[row] + live[row])
+            members = torch.from_numpy(self.member[self.row == row]).to(self.owner.device)
+            own = self.owner[row, begin:]
+            kept = torch.isin(own, members.to(own.dtype)).nonzero()[:, 0]
+            for values in self.store.entries.values():
+                tail = values[row, :, :, begin:]
+                tail[:, :, : len(kept)] = tail.index_select(2, kept)
+            self.owner[row, begin:stop] = own[kept]
+            self.owner[row, stop:] = NOBODY
+            length[row] = stop
+
     def clear(self) -> None:
         self.rows = 0
-        self.row, self.member, self.lengths = (x[:0] for x in (self.row, self.member, self.lengths))
-        self._batch = None
+        self.row, self.member = self.row[:0], self.member[:0]
+        self.lengths, self.start = self.lengths[:0], self.start[:0]
+        self.batch = None
 
 
 def forks_for(runner: Runner) -> Forks:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvrescue.engine.adapter import ModelAdapter
-from kvrescue.engine.slots import KVShape, SlotStore
+from kvrescue.engine.slots import KVShape, SlotStore, width_bucket
 from kvrescue.errors import ConfigError, PolicyError
 
 __all__ = ["CudaGraphs", "GraphAPI", "GraphedDecoder", "StaticBatch", "graphs_for"]
@@ -189,14 +189,6 @@ class GraphedDecoder:
 def rows_bucket(rows: int) -> int:
     """Powers of two up to 32, then multiples of 32."""
     return 1 << (rows - 1).bit_length() if rows <= 32 else -(-rows // 32) * 32
-
-
-def width_bucket(width: int) -> int:
-    """64, 96, 128, 192, 256, 384, ...: at most half as much again."""
-    bucket = 64
-    while bucket < width:
-        bucket += bucket // 2 if bucket & (bucket - 1) == 0 else bucket // 3
-    return bucket
 
 
 def graphs_for(adapter: ModelAdapter, shape: KVShape) -> GraphedDecoder:

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvrescue.engine.slots import SlotStore
+from kvrescue.engine.choices import no_shared_prefix
+from kvrescue.engine.slots import SlotStore, width_bucket
 from kvrescue.errors import ConfigError
 
 __all__ = ["EVERYBODY", "NOBODY", "WIDTH", "PackedBatch", "shares_prefix", "widths"]
@@ -41,7 +42,8 @@ class PackedBatch:
     `ForwardBatch`.
 
     The model sees one row of tokens, [1, forks], so that packs of unequal size are padded in
-    attention only. Made anew whenever forks come or go, or the store moves.
+    attention only. Made anew whenever forks come or go, the store moves, or a row grows beyond
+    `reach`.
 
     Args:
         store: whose first rows are the packs.
@@ -59,6 +61,9 @@ class PackedBatch:
         self._place = places(self._counts)
         self.rows, self.width = len(self._counts), int(self._counts.max())
         self._group = shape.q_heads // shape.kv_heads
+        used = int(store.length[: self.rows].max()) + self.width
+        self.reach = min(width_bucket(used), store.capacity)
+        """Slots that the mask covers: a store keeps the capacity of the longest row it ever had."""
         line = row * self.width + self._place
         members = np.full(self.rows * self.width, EVERYBODY, dtype=np.int8)  # padding: the prefix
         members[line] = member
@@ -69,7 +74,7 @@ class PackedBatch:
             lay[line] = np.arange(len(line))
             self._lay, self._take = (torch.from_numpy(x).to(device) for x in (lay, line))
         self.mask = self._mask(owner, torch.from_numpy(members).to(device))
-        """[rows, 1, group * width, capacity], added to the logits; None: all may be seen."""
+        """[rows, 1, group * width, reach], added to the logits; None: all may be seen."""
         self._owner, self._member = owner.view(-1), torch.from_numpy(member).to(device, torch.int8)
         # Where a fork's token goes, in views with one axis of places, but for the slot.
         capacity, heads, groups = store.capacity, shape.kv_heads, np.arange(self._group)
@@ -79,7 +84,7 @@ class PackedBatch:
             for x in (
                 row * capacity,
                 (row * pairs + np.arange(heads)[:, None]) * capacity,
-                ((row * self._group + groups[:, None]) * self.width + self._place) * capacity,
+                ((row * self._group + groups[:, None]) * self.width + self._place) * self.reach,
             )
         ]
         flat = [x.view(-1, shape.head_dim) for x in (store.keys, store.values)]
@@ -89,7 +94,7 @@ class PackedBatch:
 
     def _mask(self, owner: Tensor, members: Tensor) -> Tensor | None:
         shape, length = self.store.shape, self.store.length[: self.rows]
-        filled = owner[: self.rows, None]
+        filled = owner[: self.rows, None, : self.reach]
         seen = (filled == members.view(self.rows, self.width, 1)) | (filled == EVERYBODY)
         # A fork that is and was alone in its pack sees all of its row.
         if self.width == 1 and (length == length[0]).all() and seen[:, :, : length[0]].all():
@@ -99,7 +104,7 @@ class PackedBatch:
 
     def begin(self, position: np.ndarray) -> None:
         """A step begins: each fork's token, of logical `position` [forks], has the next slot of its
-        row. There must be room for it."""
+        row. There must be room for it, below `reach`."""
         slot = self.store.length[self._row] + self._place
         self.stop = int(slot.max()) + 1
         device = self.store.shape.device
@@ -162,11 +167,7 @@ def shares_prefix(
     Raises:
         ConfigError: asked for where it cannot be.
     """
-    why = None
-    if evicts:
-        why = "an evictor: every candidate loses other entries"
-    elif graphs:
-        why = "graphs = True: a captured step has a row for each candidate"
+    why = no_shared_prefix(evicts=evicts, graphs=graphs)
     if asked and why:
         raise ConfigError(f"{name}: share_prefix = True does not go with {why}; leave one out")
     return (why is None and device.type == "cpu") if asked is None else asked

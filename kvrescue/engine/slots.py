@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvrescue.evictors.tracking import StateField
 
-__all__ = ["KVBlock", "KVShape", "SlotStore"]
+__all__ = ["KVBlock", "KVShape", "SlotStore", "width_bucket"]
 
 _GROW = 64  # slots; unbounded stores grow in pieces of this size
 
@@ -262,3 +262,11 @@ def _copy(mine: Tensor, rows: np.ndarray, theirs: Tensor, sources: np.ndarray) -
 
 def _is_range(numbers: np.ndarray) -> bool:
     return bool((np.diff(numbers) == 1).all())
+
+
+def width_bucket(width: int) -> int:
+    """64, 96, 128, 192, 256, 384, ...: at most half as much again."""
+    bucket = 64
+    while bucket < width:
+        bucket += bucket // 2 if bucket & (bucket - 1) == 0 else bucket // 3
+    return bucket

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from kvrescue.engine.choices import DType, Template
+from kvrescue.engine.choices import DType, Template, no_shared_prefix
 from kvrescue.evictors.base import Evictor
+from kvrescue.faults import CONFIG_ERROR
 from kvrescue.policies.base import PolicySpec
 from kvrescue.registry import EvictorField
 from kvrescue.sampling import MOST_CANDIDATES
@@ -49,6 +51,18 @@ class TorchPolicySpec(PolicySpec):
     """Candidates of one problem hold and read its context once, up to eight of them at a time,
     instead of a copy each. Not with an evictor, nor with `graphs`. None: where it can be had, on
     the CPU; no GPU has measured it yet."""
+
+    @field_validator("share_prefix")
+    @classmethod
+    def _can_be_shared(cls, asked: bool | None, info: ValidationInfo) -> bool | None:
+        """Before a model is loaded; whether the device can do it is for the engine to say."""
+        evictor, graphs = (info.data.get(name) for name in ("evictor", "graphs"))
+        evicts = isinstance(evictor, Evictor) and evictor.bounded
+        if asked and (why := no_shared_prefix(evicts=evicts, graphs=bool(graphs))):
+            raise PydanticCustomError(
+                CONFIG_ERROR, "{why}", {"why": f"true does not go with {why}; leave one out"}
+            )
+        return asked
 
     def build(self) -> TorchPolicy:
         from kvrescue.policies.torch import TorchPolicy

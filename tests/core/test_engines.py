@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -128,6 +129,8 @@ def test_components_in_their_places() -> None:
     ("engine", "option", "value", "why"),
     [
         ("vllm", "device", "cuda:1", "built for"),
+        ("vllm", "graphs", True, "captures its own"),
+        ("vllm", "share_prefix", True, "prefix caching"),
         ("torch", "candidates", 4, "promises no memory"),
         ("torch", "kv_cache_bytes", 4096, "as it needs it"),
         ("torch", "options", {"tensor_parallel_size": 2}, "vLLM's own"),
@@ -143,6 +146,43 @@ def test_an_option_that_the_engine_lacks(engine: Any, option: str, value: Any, w
     assert second.startswith(f"proposers.p2.policy.{option}")
     assert why in first
     assert first.endswith("leave it out")
+
+
+ALONE = [
+    (engine, option)
+    for engine, here, there in (
+        ("vllm", VLLMPolicySpec, TorchPolicySpec),
+        ("torch", TorchPolicySpec, VLLMPolicySpec),
+    )
+    for option in there.model_fields.keys() - here.model_fields.keys()
+]
+
+
+@pytest.mark.parametrize(("engine", "option"), sorted(ALONE))
+def test_options_of_the_other_engine_alone_are_refused_with_a_reason(
+    engine: str, option: str
+) -> None:
+    """Also where an override names them, or a configuration of that engine."""
+    path, data = f"proposers.p0.policy.{option}", configuration({"kind": engine, "model": "m"})
+    with pytest.raises(UnknownNameError) as overridden:
+        load_config(data, [f"{path}=true"])
+    data["proposers"]["p0"]["policy"][option] = True
+    with pytest.raises(UnknownNameError) as configured:
+        load_config(data)
+    assert str(overridden.value) == str(configured.value)
+    assert re.fullmatch(
+        rf"{path} = True: the {engine} engine has no such option \(.{{9,}}\); leave it out",
+        str(configured.value),
+    )
+
+
+@pytest.mark.parametrize("option", sorted(o for engine, o in ALONE if engine == "vllm"))
+def test_what_is_off_asks_nothing_of_the_other_engine(option: str) -> None:
+    default = TorchPolicySpec.model_fields[option].default
+    off = [default, False] if option in ("graphs", "share_prefix") else [default]
+    for value in off:
+        data = configuration({"kind": "torch", "model": "m", option: value})
+        assert policy_of(load_config(data, engine="vllm"), "p0") == VLLMPolicySpec(model="m")
 
 
 def test_options_that_say_nothing_are_left_out() -> None:

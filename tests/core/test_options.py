@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+import kvrescue
 from kvrescue import Limits, Sampling
 from kvrescue.config import ProposerConfig, RescueConfig
 from kvrescue.detectors import NgramDetector
@@ -15,6 +21,8 @@ from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV
 from kvrescue.options import Options, checked_by
 from kvrescue.plugins import Plugins
+from kvrescue.policies.specs import TorchPolicySpec, VLLMPolicySpec
+from kvrescue.scorers.specs import QwenPRMSpec, VLLMPRMSpec
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,79 @@ def test_a_constructor_is_checked_as_its_options_are() -> None:
         with pytest.raises(ConfigError) as configured:
             Shape(**arguments)
         assert str(direct.value) == str(configured.value)
+
+
+CHECKED: dict[type[Options], list[str]] = {
+    TorchPolicySpec: ["evictor"],
+    VLLMPolicySpec: ["evictor"],
+    QwenPRMSpec: [],
+    VLLMPRMSpec: [],
+}
+"""Specs that check a constructor, and what that checks itself."""
+OPTIONS = [
+    (spec, name) for spec, but in CHECKED.items() for name in spec.model_fields if name not in but
+]
+raw = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 5000),
+    st.floats(-1, 5000),
+    st.sampled_from(["true", "false", "yes", "no", "on", "off", "1", "0", "", "auto", "raw", "x"]),
+    st.integers(-2, 5000).map(str),
+    st.dictionaries(st.sampled_from("ab"), st.integers(), max_size=2),
+)
+
+
+def received(spec: type[Options], **arguments: Any) -> dict[str, Any]:
+    """What a constructor with a spec's parameters gets; the real one would load a model."""
+    got: dict[str, Any] = {}
+
+    def constructor(**found: Any) -> None:
+        got.update(found)
+
+    defaults = {n: f.get_default(call_default_factory=True) for n, f in spec.model_fields.items()}
+    constructor.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d)
+            for n, d in defaults.items()
+        ]
+    )
+    checked_by(spec, but=CHECKED[spec])(constructor)(**arguments)
+    return got
+
+
+@given(st.sampled_from(OPTIONS), raw)
+def test_a_constructor_gets_what_its_options_say(option: tuple[Any, str], value: Any) -> None:
+    """A value means the same where it is passed and where it is configured."""
+    spec, name = option
+    given = {"model": "m", name: value}
+    told: dict[str, Any] = {}
+    for way, call in (("configured", spec), ("passed", functools.partial(received, spec))):
+        try:
+            found = call(**given)
+        except ConfigError as error:
+            told[way] = str(error)
+        else:
+            told[way] = found[name] if isinstance(found, dict) else getattr(found, name)
+    assert told["passed"] == told["configured"]
+    assert type(told["passed"]) is type(told["configured"])
+
+
+def test_texts_that_stand_for_booleans() -> None:
+    for text, value in (("false", False), ("off", False), ("true", True)):
+        assert received(TorchPolicySpec, model="m", graphs=text)["graphs"] is value
+        assert received(TorchPolicySpec, model="m", share_prefix=text)["share_prefix"] is value
+    assert Thing("3").size == 3  # type: ignore[arg-type]
+
+
+def test_all_checked_constructors_are_known() -> None:
+    """Those of the law above are those of the package."""
+    sources = {path: path.read_text() for path in Path(kvrescue.__file__).parent.rglob("*.py")}
+    uses = sum(len(re.findall(r"^ +@checked_by\(", text, re.M)) for text in sources.values())
+    assert uses == len(CHECKED)
+    for spec, but in CHECKED.items():
+        names = f", but={but!r}".replace("'", '"') if but else ""
+        assert any(f"@checked_by({spec.__name__}{names})" in text for text in sources.values())
 
 
 def test_a_checked_constructor_keeps_its_signature() -> None:

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kvrescue.engine.engine import Engine
-from kvrescue.engine.graphs import MOST, GraphedDecoder, StaticBatch, rows_bucket, width_bucket
+from kvrescue.engine.graphs import MOST, GraphedDecoder, StaticBatch, rows_bucket
+from kvrescue.engine.slots import width_bucket
 from kvrescue.errors import ConfigError, PolicyError
 from kvrescue.evictors import RKV, Evictor, SnapKV
 from kvrescue.policies.base import Sampling

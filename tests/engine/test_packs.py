@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,17 +14,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+from kvrescue.config import load_config
+from kvrescue.detectors import Detector, DetectorState, TokenEvent
 from kvrescue.engine.engine import Engine
 from kvrescue.engine.forks import Forks, PackedForks, RowForks
-from kvrescue.engine.packs import WIDTH, shares_prefix, widths
+from kvrescue.engine.packs import EVERYBODY, NOBODY, WIDTH, shares_prefix, widths
 from kvrescue.engine.runner import Runner
 from kvrescue.engine.sequence import HeldFork, ParkedSequence
-from kvrescue.errors import ConfigError
-from kvrescue.evictors import RKV, NoEviction
+from kvrescue.engine.slots import SlotStore, width_bucket
+from kvrescue.errors import ConfigError, PolicyError
+from kvrescue.evictors import RKV, Evictor, NoEviction
 from kvrescue.policies import TorchPolicy
 from kvrescue.policies.base import Sampling
-from kvrescue.types import StopReason
-from tests.engine.models import FAMILIES, VOCAB, engine_for, shared_model
+from kvrescue.policies.specs import TorchPolicySpec
+from kvrescue.types import StopReason, Verdict
+from tests.engine.models import EOS, FAMILIES, VOCAB, engine_for, shared_model
 
 ENDLESS = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12, separator="\x00")
 STOPPING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_step_tokens=12)
@@ -47,14 +51,16 @@ class ForksMachine(RuleBasedStateMachine):
 
     width = WIDTH
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(capacity=st.sampled_from([1, 400]))
+    def start(self, capacity: int) -> None:
+        """`capacity`: what the store of packs has from an earlier, longer step."""
         adapter = engine_for(shared_model()).adapter
         self.runner = Runner(adapter, None, share_prefix=False)
         self.sides: list[Forks] = [
             RowForks(self.runner),
             PackedForks(Runner(adapter, None, share_prefix=True), self.width),
         ]
+        self.sides[1].store.reserve(1, capacity)
         self.parked = self.runner.store(0)
         self.open = 0
         self.made = 0
@@ -80,7 +86,7 @@ class ForksMachine(RuleBasedStateMachine):
         self._feed(self.open - 1, length)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), count=st.integers(1, 9))
+    @rule(data=st.data(), count=st.integers(0, 9))
     def fork(self, data: st.DataObject, count: int) -> None:
         row = data.draw(st.integers(0, self.open - 1))
         for side, names in zip(self.sides, self.names, strict=True):
@@ -140,6 +146,13 @@ class ForksMachine(RuleBasedStateMachine):
         assert isinstance(packs, PackedForks)
         assert np.unique(packs.row).tolist() == list(range(packs.rows))
         assert (np.diff(packs.row) >= 0).all()
+        for row in range(packs.rows):  # most of what a pack has written is of forks that live
+            inside = packs.row == row
+            live = packs.lengths[inside] - packs.start[inside]
+            own = int(packs.store.length[row]) - int(packs.start[inside][0])
+            assert live.sum() <= own <= 2 * live.sum()
+        if packs.batch is not None:  # what it covers follows what is used
+            assert packs.batch.reach <= width_bucket(int(packs.store.length[: packs.rows].max()))
 
 
 class NarrowMachine(ForksMachine):
@@ -153,6 +166,27 @@ TestNarrow = NarrowMachine.TestCase
 TestForks.settings = TestNarrow.settings = settings(
     max_examples=25, stateful_step_count=20, deadline=None
 )
+
+
+@pytest.mark.parametrize("share", [True, False])
+async def test_a_proposal_of_no_candidates_is_empty(share: bool) -> None:
+    """Beside one of three, and it drops the forks of the last one as any proposal does."""
+    engine = engine_for(shared_model(), share_prefix=share)
+    first, other = await engine.open([5, 6, 7]), await engine.open([8, 9])
+    args: tuple[Any, ...] = (STOPPING, ())
+    await engine.propose(first, *args, range(2), 12, StopReason.LENGTH)
+    found = await asyncio.wait_for(
+        asyncio.gather(
+            engine.propose(first, *args, [], 12, StopReason.LENGTH),
+            engine.propose(other, *args, range(3), 12, StopReason.LENGTH),
+        ),
+        60,
+    )
+    assert [len(drafts) for drafts in found] == [0, 3]
+    assert not first.forks
+    engine.close(first)
+    engine.close(other)
+    assert sum(engine.in_use.values()) == 0
 
 
 @given(st.integers(0, 60), st.integers(1, 9))
@@ -174,11 +208,36 @@ async def fresh_logits(engine: Engine, tokens: list[int]) -> Tensor:
     return logits
 
 
+class Finds(Detector):
+    """Ends, or breaks at, a candidate with a token that `of` divides: some of a proposal, at
+    different places."""
+
+    kind: ClassVar[str] = "finds"
+    of: int
+    breaks: bool = False
+
+    def start(self) -> DetectorState:
+        return _Finds(self)
+
+
+class _Finds(DetectorState):
+    def __init__(self, options: Finds) -> None:
+        self.options = options
+
+    def update(self, event: TokenEvent) -> Verdict | None:
+        if event.token_id % self.options.of:
+            return None
+        if self.options.breaks:
+            raise ZeroDivisionError("a broken detector")
+        return Verdict("finds", "test", 1, 1.0, 0.5)
+
+
 acts = st.tuples(
     st.sampled_from(["adopt", "foreign", "cancel"]),
     st.integers(1, 11),
     st.sampled_from([ENDLESS, STOPPING]),
     st.integers(0, 7),
+    st.sampled_from([(), (Finds(of=5),), (Finds(of=2),), (Finds(of=40, breaks=True),)]),
 )
 
 
@@ -192,16 +251,18 @@ acts = st.tuples(
 def test_any_schedule_leaves_what_a_fresh_prefill_gives(
     schedules: list[tuple[int, list[Any]]], rows: int
 ) -> None:
-    """Own steps, foreign ones, cancelled proposals and closing, of several problems at once."""
+    """Own steps, foreign ones, cancelled proposals, aborted candidates, detectors that break and
+    closing, of several problems at once."""
     engine = engine_for(shared_model(), share_prefix=True, max_live_rows=rows)
     final: list[tuple[ParkedSequence, list[int]]] = []
+    broken: list[BaseException | None] = []
 
     async def one(length: int, schedule: list[Any]) -> None:
         tokens = [3 + (7 * i + length) % (VOCAB - 6) for i in range(length)]
         sequence = await engine.open(tokens)
-        for kind, n, sampling, number in schedule:
+        for kind, n, sampling, number, detectors in schedule:
             proposal = asyncio.ensure_future(
-                engine.propose(sequence, sampling, (), range(n), 12, StopReason.LENGTH)
+                engine.propose(sequence, sampling, detectors, range(n), 12, StopReason.LENGTH)
             )
             if kind == "cancel":
                 for _ in range(number):
@@ -209,8 +270,17 @@ def test_any_schedule_leaves_what_a_fresh_prefill_gives(
                 proposal.cancel()
                 await asyncio.gather(proposal, return_exceptions=True)
                 continue
-            chosen = (await proposal)[number % n]
-            if kind == "adopt":
+            try:
+                chosen = (await proposal)[number % n]
+            except PolicyError as error:
+                broken.append(error.__cause__)
+                assert detectors[0].breaks
+                continue
+            read = [t for t in chosen.token_ids if t != EOS]  # the end is no detector's business
+            found = [t for t in read for detector in detectors if t % detector.of == 0]
+            assert (chosen.stop is StopReason.ABORTED) == bool(found)
+            assert (number % n in sequence.forks) == (chosen.stop is not StopReason.ABORTED)
+            if kind == "adopt" and number % n in sequence.forks:
                 engine.adopt(sequence, number % n)
                 await engine.extend(sequence, chosen.token_ids[-1:])
             else:
@@ -236,6 +306,7 @@ def test_any_schedule_leaves_what_a_fresh_prefill_gives(
         assert isinstance((await asyncio.gather(doomed, return_exceptions=True))[0], BaseException)
 
     asyncio.run(run())
+    assert all(isinstance(cause, ZeroDivisionError) for cause in broken)
     assert sum(engine.in_use.values()) == 0
     assert engine.live.forks.rows == 0
     assert (engine.parked.store.length == 0).all()
@@ -277,6 +348,52 @@ async def test_the_parent_may_grow_and_go_while_its_forks_live() -> None:
     await engine.extend(sequence, [9] * 20)
     assert await running == alone
     engine.close(sequence)
+
+
+async def test_a_mask_is_as_wide_as_what_is_used() -> None:
+    """Not as the longest step that the store has ever seen."""
+    engine = engine_for(shared_model(), share_prefix=True)
+    forks = engine.live.forks
+    assert isinstance(forks, PackedForks)
+    forks.store.reserve(1, 7232)
+    sequence = await engine.open([3 + i for i in range(30)])
+    proposal = asyncio.ensure_future(
+        engine.propose(sequence, ENDLESS, (), range(8), 12, StopReason.LENGTH)
+    )
+    seen: set[int] = set()
+    while not proposal.done():
+        if forks.batch is not None and forks.batch.mask is not None:
+            seen.add(forks.batch.mask.shape[3])
+        await asyncio.sleep(0)
+    assert seen <= {64, 96, 128}
+    assert {64, 96} <= seen  # 30 + 8 entries for each of up to 11 steps
+    engine.close(sequence)
+
+
+def test_a_straggler_reads_little_of_what_its_siblings_wrote() -> None:
+    """Eight forks of 30 entries, of which one goes on after ten tokens."""
+    adapter = engine_for(shared_model()).adapter
+    forks, parked = (
+        PackedForks(Runner(adapter, None, share_prefix=True)),
+        SlotStore(adapter.shape(), 1, 30),
+    )
+    adapter.forward(parked, np.arange(3, 33)[None], np.array([30]))
+    forks.fork(parked, 0, 8)
+    for _ in range(10):
+        forks.step(np.arange(3, 11))
+    assert forks.store.length[0] == 30 + 80
+    forks.remove([0, 1, 2])
+    assert forks.store.length[0] == 30 + 80  # 50 of 80 are alive
+    forks.remove([0, 1])
+    assert forks.store.length[0] == 30 + 30
+    assert forks.owner[0].tolist()[:60] == [EVERYBODY] * 30 + [5, 6, 7] * 10
+    assert set(forks.owner[0].tolist()[60:]) == {NOBODY}
+    forks.remove([0, 2])
+    assert forks.store.length[0] == 30 + 10
+    forks.step(np.array([4]))
+    assert forks.store.length[0] == 30 + 11
+    assert forks.batch is not None
+    assert forks.batch.mask is None  # alone, and without gaps
 
 
 HELD = [(True, 8, 30 + 8 * 10), (False, 8, 8 * 40), (True, 1, 40), (True, 9, 2 * 30 + 9 * 10)]
@@ -333,3 +450,39 @@ def test_what_does_not_go_together_is_refused() -> None:
         engine_for(shared_model(), RKV(budget=4, window=2), share_prefix=True)
     with pytest.raises(ConfigError, match=r"share_prefix = True .* graphs = True.*leave one out"):
         engine_for(shared_model(), graphs=True, share_prefix=True)
+
+
+@given(
+    evictor=st.sampled_from([None, NoEviction(), RKV(budget=4, window=2)]),
+    graphs=st.booleans(),
+    share=st.sampled_from([None, False, True]),
+)
+def test_a_configuration_refuses_what_an_engine_refuses(
+    evictor: Evictor | None, graphs: bool, share: bool | None
+) -> None:
+    """The engine's other reasons are its device's."""
+    found = {}
+    evicts = evictor is not None and evictor.bounded
+    for name, build in (
+        (
+            "spec",
+            lambda: TorchPolicySpec(model="m", evictor=evictor, graphs=graphs, share_prefix=share),
+        ),
+        (
+            "engine",
+            lambda: shares_prefix(share, "m", torch.device("cpu"), evicts=evicts, graphs=graphs),
+        ),
+    ):
+        try:
+            build()
+        except ConfigError as error:
+            found[name] = str(error).partition("does not go with ")[2]
+    assert found.get("spec") == found.get("engine")
+
+
+def test_a_prefix_that_cannot_be_shared_is_told_before_a_model_is_loaded() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^proposers\.base\.policy\.share_prefix: true .* an evictor: .*one out$"
+    ):
+        load_config("tiny", ["proposers.base.policy.share_prefix=true"])
+    assert load_config("tiny", ["proposers.helper.policy.share_prefix=true"])
