@@ -177,6 +177,8 @@ def _kernels() -> Check:
         return Check("kernels", "warn", detail, f"mend it, or set {kernels.ENVIRONMENT}=off")
     if used or os.environ.get(kernels.ENVIRONMENT) == "off":
         return Check("kernels", "ok", ", ".join(used) or f"none: {kernels.ENVIRONMENT}=off")
+    if _installed("vllm"):
+        return Check("kernels", "ok", "none: numba is not used where vLLM is installed")
     return Check(
         "kernels",
         "warn",

@@ -116,6 +116,13 @@ def _numba_obstacle() -> DependencyError | None:
             f"{ENVIRONMENT}=on: numba is not installed; pip install 'kvrescue[kernels]', or set "
             f"{ENVIRONMENT}=auto"
         )
+    if _installed("vllm"):
+        # vLLM 0.32 for CPUs looks through every module for kernels to replace, and trips over
+        # llvmlite's: an engine cannot be made in a process that has loaded numba.
+        return DependencyError(
+            f"{ENVIRONMENT}=on: vLLM is installed, whose engine for CPUs does not start beside "
+            f"numba; set {ENVIRONMENT}=auto, or use an environment without vLLM"
+        )
     try:
         _try_compiled()
     except (Exception, SystemExit) as error:  # a NumPy that numba does not know yet, ...

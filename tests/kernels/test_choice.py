@@ -45,6 +45,13 @@ def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
 
+@pytest.fixture
+def with_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "numba" else None
+    )
+
+
 def use_everything() -> None:
     """Every function that knows a kernel."""
     made = torch.Generator().manual_seed(1)
@@ -146,9 +153,17 @@ class TestCUDA:
             kernels.available(CUDA)
 
 
-@pytest.mark.usefixtures("with_triton")
+@pytest.mark.usefixtures("with_numba")
 class TestCompiled:
     """numba, as if it were there."""
+
+    def test_not_where_vllm_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An engine of vLLM for CPUs cannot be made once numba is loaded; not even it is tried."""
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(kernels, "_try_compiled", lambda: 1 / 0)
+        assert not kernels.compiled(CPU)
+        with kernels.using("on"), pytest.raises(DependencyError, match="vLLM is installed"):
+            kernels.compiled(CPU)
 
     def test_for_a_cpu_unless_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[int] = []
