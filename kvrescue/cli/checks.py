@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kvrescue.cli.check import Check
+from kvrescue.cli.check import Check, kernels_way_out
 from kvrescue.cli.console import counted
 from kvrescue.cli.vllm_checks import companion_checks, vllm_checks, vllm_extra
 from kvrescue.errors import KVRescueError
@@ -57,7 +57,7 @@ def _guarded(name: str, run: Callable[[], Check], way_out: str | None) -> Check:
             name,
             "fail",
             f"{type(error).__name__}: {error}",
-            way_out or _way_out(error),
+            kernels_way_out(str(error)) or way_out or "reinstall kvrescue: a file is bad",
         )
     except Exception as error:
         return Check(
@@ -66,15 +66,6 @@ def _guarded(name: str, run: Callable[[], Check], way_out: str | None) -> Check:
             f"unexpected {type(error).__name__}: {error}",
             way_out or "compare the versions above with docs/dependencies.md, and report this",
         )
-
-
-def _way_out(error: KVRescueError) -> str:
-    """What mends a failure that is all the same to whoever meets it."""
-    from kvrescue.kernels import ENVIRONMENT
-
-    if ENVIRONMENT in str(error):
-        return f"set {ENVIRONMENT}=auto, or unset it"
-    return "reinstall kvrescue: a file is bad"
 
 
 def _installed(*packages: str) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvrescue.cli.check import Check
+from kvrescue.cli.check import Check, kernels_way_out
 from kvrescue.cli.console import counted
 from kvrescue.errors import DependencyError
 
@@ -78,7 +78,7 @@ def vllm_checks(way_out: str) -> list[Check]:
     ours, theirs = found.get("ours"), found.get("theirs")
     if ours is None or theirs is None:
         why = found.get("error") or f"the engine {ending}"
-        return [imported, Check(ENGINE, "fail", _line(why), way_out)]
+        return [imported, Check(ENGINE, "fail", _line(why), kernels_way_out(why) or way_out)]
     if ours != theirs or not ours["evictions"]:
         detail = f"evicted, vLLM wrote {ours}, the torch engine wrote {theirs}"
         return [imported, Check(ENGINE, "fail", detail, way_out)]

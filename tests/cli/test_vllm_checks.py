@@ -143,3 +143,15 @@ def test_the_engine(
     check = by_name["vllm: tiny/base"]
     assert check["status"] == status
     assert said in check["detail"]
+
+
+def test_an_engine_that_blames_the_choice_of_kernels(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way out is that of the choice, not of vLLM."""
+    package(site, "vllm")
+    told = {"imported": True, "error": "ConfigError: KVRESCUE_KERNELS = 'OFF'; valid: auto, off"}
+    monkeypatch.setattr(vllm_checks, "_probe", lambda: (told, ""))
+    check = found(code=1)["vllm: tiny/base"]
+    assert check["detail"] == told["error"]
+    assert check["way_out"] == "set KVRESCUE_KERNELS=auto, or unset it"
