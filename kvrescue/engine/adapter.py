@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from kvrescue.engine.packs import PackedBatch
+from kvrescue.engine.packs import PackedBatch, grouped, ungrouped
 from kvrescue.engine.slots import KVShape, SlotStore
 from kvrescue.errors import ModelLoadError
 from kvrescue.evictors.tracking import ScoreTracker
@@ -156,8 +156,7 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over a store; shapes [rows, heads, width, head_dim].
 
-    Called by transformers in place of its own attention. Query heads of one KV head are stacked
-    along the query axis, so grouped heads share one read of the keys.
+    Called by transformers in place of its own attention.
     """
     if slots is None:
         raise RuntimeError("slot_attention needs slots=ForwardBatch(...) in the forward call")
@@ -170,7 +169,7 @@ def slot_attention(
     keys, values = slots.record(layer, query, key, value)
     kv_heads = keys.shape[1]
     group = q_heads // kv_heads
-    stacked = query.reshape(rows, kv_heads, group * width, dim)
+    stacked = grouped(query, kv_heads)
     mask = slots.mask
     if mask is not None:
         mask = mask[:, None].repeat(1, 1, group, 1)
@@ -188,8 +187,7 @@ def slot_attention(
         real = torch.arange(width, device=seen.device) < counts[:, None]
         gained = (seen * real[:, None, :, None]).sum(dim=2)
         mass[:rows, layer, :, : slots.stop] += gained
-    out = out.reshape(rows, q_heads, width, dim).transpose(1, 2)
-    return out.contiguous(), None
+    return ungrouped(out, q_heads).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, slot_attention)

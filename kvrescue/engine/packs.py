@@ -8,7 +8,7 @@ holds the prefix once, and behind it, in the order of decoding, the entries of a
 
 A decode step feeds one token per fork. The queries of a pack are stacked along the query axis, read
 the row once, and a mask leaves to each the prefix and its own entries. What a fork pays for it are
-its siblings' entries, so packs are small (`WIDTH`). A probe does the same with whole continuations.
+its siblings' entries, so packs are small (`WIDTH`). A probe bundles whole continuations alike.
 
 With an evictor forks lose different entries and have a row each (`kvrescue.engine.forks`).
 """
@@ -27,7 +27,17 @@ from kvrescue.engine.choices import no_shared_prefix
 from kvrescue.engine.slots import SlotStore, width_bucket
 from kvrescue.errors import ConfigError
 
-__all__ = ["EVERYBODY", "NOBODY", "WIDTH", "PackedBatch", "shares_prefix", "widths"]
+__all__ = [
+    "EVERYBODY",
+    "NOBODY",
+    "WIDTH",
+    "PackedBatch",
+    "grouped",
+    "places",
+    "shares_prefix",
+    "ungrouped",
+    "widths",
+]
 
 WIDTH: Final = 8
 """Most forks of a pack; measured by `python -m benchmarks.shared_prefix`."""
@@ -127,23 +137,34 @@ class PackedBatch:
         """[1, forks, q_heads, head_dim]: attention of a layer; `query` [1, q_heads, forks,
         head_dim], `scale` of the logits."""
         q_heads, dim = query.shape[1], query.shape[3]
-        heads = q_heads // self._group
         laid = query[0] if self._lay is None else query[0].index_select(1, self._lay)
-        stacked = laid.reshape(heads, self._group, self.rows, self.width, dim)
+        laid = laid.reshape(q_heads, self.rows, self.width, dim).transpose(0, 1)
         out = F.scaled_dot_product_attention(
-            stacked.permute(2, 0, 1, 3, 4).flatten(2, 3),
+            grouped(laid, q_heads // self._group),
             self._keys[layer],
             self._values[layer],
             attn_mask=None if self.mask is None else self.mask[..., : self.stop],
             scale=scale,
         )
-        out = out.view(self.rows, q_heads, self.width, dim).transpose(1, 2)
-        out = out.reshape(-1, q_heads, dim)
+        out = ungrouped(out, q_heads).reshape(-1, q_heads, dim)
         return (out if self._take is None else out.index_select(0, self._take))[None]
 
     def advance(self) -> None:
         """The forward pass is complete: the fed tokens are part of the rows."""
         self.store.length[: self.rows] += self._counts
+
+
+def grouped(query: Tensor, kv_heads: int) -> Tensor:
+    """[rows, kv_heads, group * width, head_dim]: `query` [rows, q_heads, width, head_dim] with the
+    heads of one KV head along the query axis, so that they share one read of its keys."""
+    rows, q_heads, width, dim = query.shape
+    return query.reshape(rows, kv_heads, q_heads // kv_heads * width, dim)
+
+
+def ungrouped(out: Tensor, q_heads: int) -> Tensor:
+    """[rows, width, q_heads, head_dim]: attention of `grouped` queries, as a model takes it."""
+    rows, _, _, dim = out.shape
+    return out.reshape(rows, q_heads, -1, dim).transpose(1, 2)
 
 
 def places(counts: np.ndarray) -> np.ndarray:

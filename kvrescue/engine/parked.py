@@ -24,12 +24,13 @@ _BATCH_TOKENS = 16384  # padded tokens per forward pass
 _PATIENCE = 12  # ticks that work waits at most for company
 _SHARE = 2  # work of one in so many open sequences is company enough
 _SPARE_BYTES = 512 << 20  # a temporary store up to this size is kept for the next batch
-_PACK_TOKENS = 512  # tokens of continuations side by side in one row
+_BUNDLE_TOKENS = 512  # tokens of continuations side by side in one row
 
 
 @dataclass(frozen=True, slots=True)
-class _Pack:
-    """Continuations of one probe that share a row."""
+class _Bundle:
+    """Continuations of one probe that share a row for one forward pass; forks that share one while
+    they decode are a pack (`kvrescue.engine.packs`)."""
 
     probe: Probe
     members: list[int]
@@ -47,29 +48,29 @@ class _Pack:
         return sum(len(self.probe.continuations[i]) for i in self.members)
 
 
-def _packs(probe: Probe) -> Iterator[_Pack]:
+def _bundles(probe: Probe) -> Iterator[_Bundle]:
     members: list[int] = []
     width = 0
     for i, continuation in enumerate(probe.continuations):
-        if members and width + len(continuation) > _PACK_TOKENS:
-            yield _Pack(probe, members)
+        if members and width + len(continuation) > _BUNDLE_TOKENS:
+            yield _Bundle(probe, members)
             members, width = [], 0
         members.append(i)
         width += len(continuation)
     if members:
-        yield _Pack(probe, members)
+        yield _Bundle(probe, members)
 
 
-def _batches(packs: list[_Pack]) -> Iterator[list[_Pack]]:
-    """Packs in ascending width, cut where padding or size would grow too much."""
-    batch: list[_Pack] = []
-    for pack in packs:
-        wide = batch and pack.width * (len(batch) + 1) > _BATCH_TOKENS
-        uneven = batch and pack.width > 8 + 1.5 * batch[0].width
+def _batches(bundles: list[_Bundle]) -> Iterator[list[_Bundle]]:
+    """Bundles in ascending width, cut where padding or size would grow too much."""
+    batch: list[_Bundle] = []
+    for bundle in bundles:
+        wide = batch and bundle.width * (len(batch) + 1) > _BATCH_TOKENS
+        uneven = batch and bundle.width > 8 + 1.5 * batch[0].width
         if wide or uneven:
             yield batch
             batch = []
-        batch.append(pack)
+        batch.append(bundle)
     if batch:
         yield batch
 
@@ -224,29 +225,29 @@ class ParkedRows:
     def _run_probes(self, probes: list[Probe]) -> None:
         """Continuations of one sequence share a row: its prefix is copied and read once."""
         results: dict[Probe, dict[int, Tensor]] = {p: {} for p in probes}
-        packs = [pack for p in probes for pack in _packs(p)]
-        packs.sort(key=lambda pack: pack.width)  # rows of one batch are padded to the widest
-        for batch in _batches(packs):
+        bundles = [bundle for p in probes for bundle in _bundles(p)]
+        bundles.sort(key=lambda bundle: bundle.width)  # rows of one batch are padded to the widest
+        for batch in _batches(bundles):
             self._probe(batch, results)
         for p in probes:
             if not p.done.done():
                 p.done.set_result([results[p][i] for i in range(len(p.continuations))])
 
-    def _probe(self, packs: list[_Pack], results: dict[Probe, dict[int, Tensor]]) -> None:
-        tokens, counts = right_pad([pack.tokens for pack in packs])
+    def _probe(self, bundles: list[_Bundle], results: dict[Probe, dict[int, Tensor]]) -> None:
+        tokens, counts = right_pad([bundle.tokens for bundle in bundles])
         branches = np.full_like(tokens, -1)
-        for row, pack in enumerate(packs):
-            branches[row, : pack.width] = pack.branches
-        scratch = self._scratch([pack.probe.sequence.row for pack in packs], tokens.shape[1])
+        for row, bundle in enumerate(bundles):
+            branches[row, : bundle.width] = bundle.branches
+        scratch = self._scratch([bundle.probe.sequence.row for bundle in bundles], tokens.shape[1])
         lengths, logical = scratch.length.copy(), scratch.logical.copy()
         hidden = self.runner.forward(scratch, tokens, counts, branches)
         start = int(lengths.min())
-        keep = any(pack.probe.keep for pack in packs)
-        block = scratch.export(range(len(packs)), start) if keep else None
+        keep = any(bundle.probe.keep for bundle in bundles)
+        block = scratch.export(range(len(bundles)), start) if keep else None
         self.runner.sick(scratch, hidden)
-        for row, pack in enumerate(packs):
-            p, at = pack.probe, 0
-            for i in pack.members:
+        for row, bundle in enumerate(bundles):
+            p, at = bundle.probe, 0
+            for i in bundle.members:
                 n = len(p.continuations[i])
                 part = hidden[row, at : at + n]
                 if p.logprobs:
