@@ -166,7 +166,7 @@ def _kernels() -> Check:
     if told:
         detail = "; ".join([*(str(one.message) for one in told), *used])
         return Check("kernels", "warn", detail, f"mend it, or set {kernels.ENVIRONMENT}=off")
-    if used or os.environ.get(kernels.ENVIRONMENT) == "off":
+    if used or kernels.choice() == "off":
         return Check("kernels", "ok", ", ".join(used) or f"none: {kernels.ENVIRONMENT}=off")
     if _installed("vllm"):
         return Check("kernels", "ok", "none: numba is not used where vLLM is installed")

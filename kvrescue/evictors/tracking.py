@@ -62,6 +62,10 @@ class TrackedCache:
 class ScoreTracker(abc.ABC):
     """What `Evictor.tracker()` returns."""
 
+    def compiled(self, device: torch.device) -> bool:
+        """Whether its scores on `device` are compiled by numba, which the engine then uses, too."""
+        return False
+
     @abc.abstractmethod
     def entry_state(self, head_dim: int) -> dict[str, StateField]:
         """What is remembered per entry; moves with it."""

@@ -30,7 +30,7 @@ from kvrescue.kernels import states
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENVIRONMENT", "Choice", "available", "compiled", "interpreted", "using"]
+__all__ = ["ENVIRONMENT", "Choice", "available", "choice", "compiled", "interpreted", "using"]
 
 ENVIRONMENT: Final = "KVRESCUE_KERNELS"
 """The environment variable that chooses."""
@@ -57,6 +57,15 @@ def using(choice: Choice) -> Iterator[None]:
         _chosen = before
 
 
+def choice() -> Choice:
+    """What is chosen: by `using`, or else by the environment.
+
+    Raises:
+        ConfigError: the environment's choice is unknown.
+    """
+    return _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+
+
 def interpreted() -> bool:
     """Whether Triton interprets kernels on the CPU instead of compiling them."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -69,13 +78,13 @@ def available(device: torch.device) -> bool:
         DependencyError: kernels are chosen with `on`, and triton is missing or does not work here.
         ConfigError: they are chosen for a device that has none, or the choice is unknown.
     """
-    choice = _choice()
-    if choice == "off" or (choice == "auto" and device.type != "cuda"):
+    chosen = choice()
+    if chosen == "off" or (chosen == "auto" and device.type != "cuda"):
         return False
     why = _obstacle(device.type, device.index)
     if why is None:
         return True
-    if choice == "on":
+    if chosen == "on":
         raise why
     return False
 
@@ -88,17 +97,13 @@ def compiled(device: torch.device) -> bool:
             does not work here.
         ConfigError: the choice is unknown.
     """
-    choice = _choice()
-    if choice == "off" or device.type != "cpu":
+    chosen = choice()
+    if chosen == "off" or device.type != "cpu":
         return False
     why = _numba_obstacle()
-    if why is not None and choice == "on":
+    if why is not None and chosen == "on":
         raise why
     return why is None
-
-
-def _choice() -> Choice:
-    return _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
 
 
 def _installed(package: str) -> bool:

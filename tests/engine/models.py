@@ -68,6 +68,7 @@ def shape_for(
         dtype=torch.float32,
         device=torch.device("cpu"),
         observation=evictor.observation,
+        attention=evictor.needs_attention,
         entry_state=tracker.entry_state(dim) if tracker else {},
         head_state=tracker.head_state(dim) if tracker else {},
     )

@@ -24,6 +24,7 @@ from kvrescue.evictors._rkv_tracker import RKVTracker
 from kvrescue.evictors._snapkv_tracker import SnapKVTracker
 from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache
 from tests.engine.models import shape_for
+from tests.evictors.matrix import SELECTING
 
 LAYERS, HEADS, GROUP, DIM = 2, 2, 3, 6
 
@@ -46,6 +47,9 @@ class Audit(ScoreTracker):
 
     def head_state(self, head_dim: int) -> dict[str, StateField]:
         return self.inner.head_state(head_dim)
+
+    def compiled(self, device: torch.device) -> bool:
+        return self.inner.compiled(device)
 
     def start(self, cache: TrackedCache) -> None:
         self.inner.start(cache)
@@ -155,22 +159,39 @@ def tracked_equals_scratch(
     assert tracker.compared == few
 
 
-@pytest.mark.parametrize("method", ["start", "score", "drop"])
+def overfull(evictor: Evictor) -> tuple[Eviction, SlotStore]:
+    """A row with one entry more than its bound."""
+    eviction, length = Eviction(evictor), evictor.bound + 1
+    shape = shape_for(evictor, eviction.tracker, LAYERS, HEADS, GROUP, DIM)
+    store = SlotStore(shape, 1, length)
+    batch = ForwardBatch(store, np.array([length]), length)
+    for layer in range(LAYERS):
+        kv = torch.randn(2, 1, HEADS, length, DIM)
+        batch.record(layer, torch.randn(1, HEADS * GROUP, length, DIM), kv[0], kv[1])
+    batch.advance()
+    return eviction, store
+
+
+@pytest.mark.parametrize("evictor", SELECTING, ids=repr)
+def test_numba_is_asked_for_by_those_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, evictor: Evictor
+) -> None:
+    """It takes seconds to load, which the others need not wait for."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(kernels, "compiled", lambda device: asked.append(device))
+    eviction, store = overfull(evictor)
+    assert eviction.fire(store, 1).tolist() == [1]
+    assert bool(asked) == isinstance(eviction.tracker, RKVTracker)
+
+
+@pytest.mark.parametrize("method", ["start", "score", "drop", "compiled"])
 def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     def explode(*_: object) -> None:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(RKVTracker, method, explode)
-    evictor = RKV(budget=11, window=9, observation=4, kernel_size=3)
-    eviction = Eviction(evictor)
+    eviction, store = overfull(RKV(budget=11, window=9, observation=4, kernel_size=3))
     assert eviction.tracker is not None
-    shape = shape_for(evictor, eviction.tracker, LAYERS, HEADS, GROUP, DIM)
-    store = SlotStore(shape, 1, evictor.bound + 1)
-    batch = ForwardBatch(store, np.array([21]), 21)
-    for layer in range(LAYERS):
-        kv = torch.randn(2, 1, HEADS, 21, DIM)
-        batch.record(layer, torch.randn(1, HEADS * GROUP, 21, DIM), kv[0], kv[1])
-    batch.advance()
     with pytest.raises(EvictorError, match=r"^evictor 'rkv' failed: RuntimeError: boom$"):
         eviction.fire(store, 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrescue.evaluation import surroundings
-from kvrescue.kernels import ENVIRONMENT
+from kvrescue.kernels import ENVIRONMENT, using
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,5 @@ def test_numba_is_noted_where_it_computes(
     monkeypatch.setenv(ENVIRONMENT, choice)
     monkeypatch.setattr(surroundings, "_version", lambda name: "1" if name in installed else None)
     assert surroundings.versions()["numba"] == noted
+    with using("off"):
+        assert surroundings.versions()["numba"] is None

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,11 +138,10 @@ def test_orders_close_their_gaps(data: st.DataObject, length: int, rows: int) ->
     gone = gone.sort(dim=2).values
     slots = order.gather(2, gone)
     found = []
-    for choice in ("off", "auto"):
+    for forget in (partial(_forget, sources=newest, newest=True), tracked.forget):
         cache = torch.full((rows, 2, length + 3), -7)  # a view of more
         cache[:, :, :length] = order
-        with kernels.using(choice):  # type: ignore[arg-type]
-            _forget(cache[:, :, :length], gone, slots, newest, newest=True)
+        forget(cache[:, :, :length], gone=gone, slots=slots)
         found.append(cache[:, :, :kept].clone())
         assert bool((cache[:, :, length:] == -7).all())
     assert torch.equal(*found)
