@@ -224,8 +224,8 @@ def _forget(order: Tensor, gone: Tensor, slots: Tensor, sources: Tensor, newest:
     length, dropped = order.shape[2], gone.shape[2]
     kept = length - dropped
     if dropped == 1:
-        rank = torch.arange(kept, device=order.device)
-        left = order.gather(2, rank + (rank >= gone))
+        earlier = torch.arange(kept, device=order.device) < gone
+        left = torch.where(earlier, order[:, :, :kept], order[:, :, 1:])
     else:
         stays = torch.ones_like(order, dtype=torch.bool).scatter_(2, gone, False)
         left = order.masked_select(stays).view(*order.shape[:2], kept)

@@ -75,7 +75,7 @@ class RKVTracker(ScoreTracker):
         if self.compiled(cache.keys.device):
             from kvrescue.kernels import tracked
 
-            return tracked.score(
+            return tracked.score_rkv(
                 cache.keys,
                 cache.queries,
                 cache.order,

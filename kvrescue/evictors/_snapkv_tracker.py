@@ -1,4 +1,7 @@
-"""SnapKV after every token in O(n * dim) per head: the keys meet every query once."""
+"""SnapKV after every token in O(n * dim) per head: the keys meet every query once.
+
+On a CPU with numba, `kvrescue.kernels.tracked` does the same in one pass per head.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvrescue import kernels
 from kvrescue.evictors import tensors as ops
 from kvrescue.evictors._observed import SEEN, observe, observed_importance
 from kvrescue.evictors.tracking import ScoreTracker, StateField, TrackedCache
@@ -26,6 +30,9 @@ class SnapKVTracker(ScoreTracker):
         self.kernel_size = evictor.kernel_size
         self.pooling = evictor.pooling
 
+    def compiled(self, device: torch.device) -> bool:
+        return kernels.compiled(device)
+
     def entry_state(self, head_dim: int) -> dict[str, StateField]:
         return {SEEN: StateField((self.observation,), torch.float32)}
 
@@ -33,6 +40,19 @@ class SnapKVTracker(ScoreTracker):
         self._observe(cache)
 
     def score(self, cache: TrackedCache) -> Tensor:
+        if self.compiled(cache.keys.device):
+            from kvrescue.kernels import tracked
+
+            return tracked.score_snapkv(
+                cache.keys,
+                cache.queries,
+                cache.order,
+                cache.logical,
+                cache.state[SEEN],
+                window=self.window,
+                kernel_size=self.kernel_size,
+                pooling=self.pooling,
+            )
         self._observe(cache)
         order = cache.order.flatten(0, 1)
         past = order.shape[1] - self.window

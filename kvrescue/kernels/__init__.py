@@ -8,8 +8,9 @@ the kernel where `available` says so: `RKV.score`, `engine.moves.compact`, `move
 `off` never, and with `on` it is an error where a device has none. On the CPU Triton interprets
 kernels if `TRITON_INTERPRET=1` is set before Python starts, and they are `on`: slow, for tests.
 
-`compiled` is about the CPU: scores that R-KV keeps up to date from token to token. numba compiles
-them where it is installed, unless kernels are `off`; with `on` it is an error where it is not.
+`compiled` is about the CPU: scores that R-KV and SnapKV keep up to date from token to token. numba
+compiles them where it is installed, unless kernels are `off`; with `on` it is an error where it is
+not.
 
 Importing this package imports neither torch nor triton nor numba.
 """
@@ -161,7 +162,7 @@ def _try_compiled() -> None:
         "seen": real([[[[0.0], [0.0]]]]),
         "total": real([[[1.0, 0.0]]]),
     }
-    scores = tracked.score(
+    scores = tracked.score_rkv(
         keys,
         keys[:, :, 1:],
         order,

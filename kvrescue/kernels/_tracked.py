@@ -76,7 +76,7 @@ def dot(a, b, dim):
 
 
 @compiled
-def score_pairs(
+def rkv_pairs(
     first,
     last,
     keys,
@@ -104,16 +104,14 @@ def score_pairs(
     threshold,
     out,
 ):
-    """Pairs first .. last; the arguments are those of `tracked.score`, flat."""
+    """Pairs first .. last; the arguments are those of `tracked.score_rkv`, flat."""
     asked = group * observed
     past, start = length - window, length - new
     right = np.empty((1 + new + asked, dim), np.float32)
     products = np.empty((1 + new + asked, length), np.float32)
     sums, fresh, said = products[0], products[1 : 1 + new], products[1 + new :]
-    spare = np.empty((2, length), np.float32)
-    mean = np.empty(length, np.float32)
+    spare = np.empty((3, length), np.float32)
     attended = np.empty(past, np.float32)
-    pooled = np.empty(past, np.float32)
     for pair in range(first, last):
         k = keys[pair * key_stride : pair * key_stride + length * dim]
         inv = inverse[pair * stride : pair * stride + length]
@@ -145,13 +143,52 @@ def score_pairs(
         softmax(sums, np.float32(1) / np.float32(length))
         logits = seen[pair * stride * ring : (pair * stride + length) * ring]
         observe(said, group, logits, ring, logical[pair // heads], dim)
-        importance(logits, ring, slots[:past], spare[0], spare[1], mean)
-        for rank in range(past):
-            attended[rank] = mean[slots[rank]]
-        pool(attended, kernel_size // 2, pooled)
+        importance(logits, ring, slots[:past], spare, attended)
         row = out[pair * length : (pair + 1) * length]
+        pool(attended, kernel_size // 2, True, row[:past])
         for rank in range(past):
-            row[rank] = lam * pooled[rank] - (np.float32(1) - lam) * sums[slots[rank]]
+            row[rank] = lam * row[rank] - (np.float32(1) - lam) * sums[slots[rank]]
+        row[past:] = np.float32(0)
+
+
+@compiled
+def snapkv_pairs(
+    first,
+    last,
+    keys,
+    key_stride,
+    length,
+    dim,
+    queries,
+    group,
+    observed,
+    order,
+    order_stride,
+    logical,
+    heads,
+    seen,
+    stride,
+    ring,
+    window,
+    kernel_size,
+    largest,
+    out,
+):
+    """Pairs first .. last; the arguments are those of `tracked.score_snapkv`, flat."""
+    asked, past = group * observed, length - window
+    said = np.empty((asked, length), np.float32)
+    spare = np.empty((3, length), np.float32)
+    attended = np.empty(past, np.float32)
+    for pair in range(first, last):
+        k = keys[pair * key_stride : pair * key_stride + length * dim]
+        slots = order[pair * order_stride : pair * order_stride + past]
+        right = queries[pair * asked * dim : (pair + 1) * asked * dim].reshape(asked, dim)
+        multiply(k, right, said)
+        logits = seen[pair * stride * ring : (pair * stride + length) * ring]
+        observe(said, group, logits, ring, logical[pair // heads], dim)
+        importance(logits, ring, slots, spare, attended)
+        row = out[pair * length : (pair + 1) * length]
+        pool(attended, kernel_size // 2, largest, row[:past])
         row[past:] = np.float32(0)
 
 
@@ -160,23 +197,37 @@ def multiply(k, right, products):
     """products [columns, length] of the keys, flat, with the vectors of `right` [columns, dim]."""
     columns, dim = right.shape
     length = products.shape[1]
-    for j in range(0, length - length % 4, 4):  # four keys share what is read of a vector
-        key = k[j * dim : (j + 4) * dim].reshape(4, dim)
-        for c in range(columns):
-            vector = right[c]
-            a, b, e, f = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    fours = columns - columns % 4
+    for j in range(0, length - 1, 2):
+        k0, k1 = k[j * dim : (j + 1) * dim], k[(j + 1) * dim : (j + 2) * dim]
+        # Two keys and four vectors share what is read of each other, and their sums fit registers.
+        for c in range(0, fours, 4):
+            v0, v1, v2, v3 = right[c], right[c + 1], right[c + 2], right[c + 3]
+            s00, s01, s02, s03 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            s10, s11, s12, s13 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
             for d in range(dim):
-                a += vector[d] * key[0, d]
-                b += vector[d] * key[1, d]
-                e += vector[d] * key[2, d]
-                f += vector[d] * key[3, d]
-            products[c, j] = a
-            products[c, j + 1] = b
-            products[c, j + 2] = e
-            products[c, j + 3] = f
-    for j in range(length - length % 4, length):
+                s00 += k0[d] * v0[d]
+                s01 += k0[d] * v1[d]
+                s02 += k0[d] * v2[d]
+                s03 += k0[d] * v3[d]
+                s10 += k1[d] * v0[d]
+                s11 += k1[d] * v1[d]
+                s12 += k1[d] * v2[d]
+                s13 += k1[d] * v3[d]
+            products[c, j], products[c, j + 1] = s00, s10
+            products[c + 1, j], products[c + 1, j + 1] = s01, s11
+            products[c + 2, j], products[c + 2, j + 1] = s02, s12
+            products[c + 3, j], products[c + 3, j + 1] = s03, s13
+        for c in range(fours, columns):
+            v0 = right[c]
+            s00, s10 = np.float32(0), np.float32(0)
+            for d in range(dim):
+                s00 += k0[d] * v0[d]
+                s10 += k1[d] * v0[d]
+            products[c, j], products[c, j + 1] = s00, s10
+    if length % 2:
         for c in range(columns):
-            products[c, j] = dot(k[j * dim : (j + 1) * dim], right[c], dim)
+            products[c, length - 1] = dot(k[(length - 1) * dim : length * dim], right[c], dim)
 
 
 @compiled
@@ -210,11 +261,12 @@ def observe(said, group, logits, ring, logical, dim):
 
 
 @compiled
-def importance(logits, ring, slots, row, hidden, mean):
-    """mean [length], over the queries, of the softmax over the entries at `slots`.
+def importance(logits, ring, slots, spare, out):
+    """out [len(slots)]: mean over the queries of the softmax over the entries at `slots`.
 
     Works through all slots: what lies side by side is read faster than what is picked.
     """
+    row, hidden, mean = spare[0], spare[1], spare[2]
     length = len(row)
     hidden[:] = np.float32(-np.inf)
     for slot in slots:
@@ -228,19 +280,27 @@ def importance(logits, ring, slots, row, hidden, mean):
         softmax(row, np.float32(1))
         for j in range(length):
             mean[j] += row[j]
-    for j in range(length):
-        mean[j] /= np.float32(ring)
+    for rank in range(len(slots)):
+        out[rank] = mean[slots[rank]] / np.float32(ring)
 
 
 @compiled
-def pool(values, half, out):
-    """The largest of `half` neighbours to either side."""
+def pool(values, half, largest, out):
+    """Of `half` neighbours to either side the largest, or the mean with zeros beyond the ends."""
     length = len(values)
     out[:] = values
     for shift in range(1, min(half, length - 1) + 1):
-        for i in range(length - shift):
-            out[i] = max(out[i], values[i + shift])
-            out[i + shift] = max(out[i + shift], values[i])
+        if largest:
+            for i in range(length - shift):
+                out[i] = max(out[i], values[i + shift])
+                out[i + shift] = max(out[i + shift], values[i])
+        else:
+            for i in range(length - shift):
+                out[i] += values[i + shift]
+                out[i + shift] += values[i]
+    if not largest:
+        for i in range(length):
+            out[i] /= np.float32(2 * half + 1)
 
 
 @compiled

@@ -1,9 +1,9 @@
-"""R-KV after every token, compiled by numba for the CPU.
+"""R-KV and SnapKV after every token, compiled by numba for the CPU.
 
-One function does for a pair of row and KV head what `RKVTracker` does for all pairs with an
-operation of torch after the other: the pair's numbers stay in the nearest cache meanwhile. Pairs
-are spread over as many threads as torch has, at most one for 64 pairs. Compiling takes many
-seconds, once: numba keeps the result next to the source, or in the user's cache directory.
+One function does for a pair of row and KV head what a tracker does for all pairs with an operation
+of torch after the other: the pair's numbers stay in the nearest cache meanwhile. Pairs are spread
+over as many threads as torch has, at most one for 64 pairs. Compiling takes many seconds, once:
+numba keeps the result next to the source, or in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from kvrescue.kernels import _tracked as machine
 
-__all__ = ["drop", "forget", "score"]
+__all__ = ["drop", "forget", "score_rkv", "score_snapkv"]
 
 _LEAST = 64  # pairs that are worth a thread
 
 Array = np.ndarray[Any, Any]
 
 
-def score(
+def score_rkv(
     keys: Tensor,
     queries: Tensor,
     order: Tensor,
@@ -73,7 +73,7 @@ def score(
     match, similarity = _matches(state, threshold is not None)
     group, observed = queries.shape[1] // heads, queries.shape[2]
     _spread(
-        machine.score_pairs,
+        machine.rkv_pairs,
         rows * heads,
         flat_keys,
         key_stride,
@@ -103,15 +103,77 @@ def score(
     return out
 
 
+def score_snapkv(
+    keys: Tensor,
+    queries: Tensor,
+    order: Tensor,
+    logical: Tensor,
+    seen: Tensor,
+    *,
+    window: int,
+    kernel_size: int,
+    pooling: Literal["max", "avg"],
+) -> Tensor:
+    """`SnapKVTracker.score`; `seen` is brought up to date.
+
+    Args:
+        keys: as for `score_rkv`.
+        queries: as for `score_rkv`.
+        order: as for `score_rkv`.
+        logical: as for `score_rkv`.
+        seen: a view [rows, kv_heads, length, observation] float32.
+        window: entries at the end that are not scored; less than `length`.
+        kernel_size: width of the pooling; odd.
+        pooling: "max", or "avg" with zeros beyond the ends.
+
+    Returns:
+        float32 [rows, kv_heads, length] in temporal order.
+
+    Raises:
+        ValueError: `seen` is no view whose lines lie one behind the other.
+    """
+    rows, heads, length, dim = keys.shape
+    out = keys.new_empty(order.shape)
+    if not out.numel():
+        return out
+    flat_keys, key_stride = _lines(keys.contiguous() if keys.stride(3) != 1 else keys)
+    flat_order, order_stride = _lines(order)
+    ring = seen.shape[3]
+    flat_seen, stride = _lines(seen)
+    _spread(
+        machine.snapkv_pairs,
+        rows * heads,
+        flat_keys,
+        key_stride,
+        length,
+        dim,
+        queries.contiguous().view(-1).numpy(),
+        queries.shape[1] // heads,
+        queries.shape[2],
+        flat_order,
+        order_stride,
+        logical.numpy(),
+        heads,
+        flat_seen,
+        stride // ring,
+        ring,
+        window,
+        kernel_size,
+        pooling == "max",
+        out.view(-1).numpy(),
+    )
+    return out
+
+
 def drop(
     keys: Tensor, order: Tensor, state: Mapping[str, Tensor], slots: Tensor, sources: Tensor
 ) -> None:
     """`RKVTracker.drop`: the entries at `slots` leave, those at `sources` take their places.
 
     Args:
-        keys: as for `score`.
-        order: as for `score`.
-        state: as for `score`; without "match" nothing refers to a place.
+        keys: as for `score_rkv`.
+        order: as for `score_rkv`.
+        state: as for `score_rkv`; without "match" nothing refers to a place.
         slots: [rows, kv_heads, dropped] int64.
         sources: the same.
     """

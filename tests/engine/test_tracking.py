@@ -176,12 +176,12 @@ def overfull(evictor: Evictor) -> tuple[Eviction, SlotStore]:
 def test_numba_is_asked_for_by_those_it_compiles(
     monkeypatch: pytest.MonkeyPatch, evictor: Evictor
 ) -> None:
-    """It takes seconds to load, which the others need not wait for."""
+    """It takes seconds to load, which those without a tracker need not wait for."""
     asked: list[torch.device] = []
     monkeypatch.setattr(kernels, "compiled", lambda device: asked.append(device))
     eviction, store = overfull(evictor)
     assert eviction.fire(store, 1).tolist() == [1]
-    assert bool(asked) == isinstance(eviction.tracker, RKVTracker)
+    assert bool(asked) == (eviction.tracker is not None)
 
 
 @pytest.mark.parametrize("method", ["start", "score", "drop", "compiled"])

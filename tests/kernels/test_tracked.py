@@ -1,4 +1,4 @@
-"""What numba compiles for R-KV's tracked scores equals what torch computes."""
+"""What numba compiles for tracked scores equals what torch computes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from benchmarks.alpha import Cache
 from kvrescue import kernels
 from kvrescue.engine.eviction import _forget
 from kvrescue.errors import EvictorError
-from kvrescue.evictors import RKV
+from kvrescue.evictors import RKV, Evictor, SnapKV
 from kvrescue.kernels import _tracked as machine
 from kvrescue.kernels import states, tracked
-from tests.engine.test_tracking import RKVS, SCHEDULES, tracked_equals_scratch
+from tests.engine.test_tracking import RKVS, SCHEDULES, SNAPKVS, tracked_equals_scratch
 
 CPU = torch.device("cpu")
 
@@ -95,24 +95,31 @@ def test_one_pool_whatever_torch_has(asked: int, monkeypatch: pytest.MonkeyPatch
     assert tracked._pool() is pool
 
 
-@given(method=RKVS, **SCHEDULES)
-@settings(max_examples=60)
+@given(method=st.one_of(RKVS, SNAPKVS), **SCHEDULES)
+@settings(max_examples=80)
 def test_tracked_scores_equal_scores_from_scratch(**schedule: Any) -> None:
     tracked_equals_scratch(["auto"], **schedule)
 
 
-@given(method=RKVS, **SCHEDULES)
-@settings(max_examples=30)
+@given(method=st.one_of(RKVS, SNAPKVS), **SCHEDULES)
+@settings(max_examples=40)
 def test_torch_and_numba_take_over_from_each_other(**schedule: Any) -> None:
     """What is remembered is the same on both sides."""
     tracked_equals_scratch(["auto", "off", "off", "auto"], **schedule)
 
 
 @pytest.mark.parametrize("common", [0.0, 1.5])
-@pytest.mark.parametrize("threshold", [None, 0.5])
-def test_the_same_entries_stay(threshold: float | None, common: float) -> None:
+@pytest.mark.parametrize(
+    "evictor",
+    [
+        RKV(budget=16, window=8),
+        RKV(budget=16, window=8, similarity_threshold=None),
+        SnapKV(budget=16, window=8),
+    ],
+    ids=["rkv", "rkv, no threshold", "snapkv"],
+)
+def test_the_same_entries_stay(evictor: Evictor, common: float) -> None:
     """With the geometry of a real model; keys with and without matches."""
-    evictor = RKV(budget=16, window=8, similarity_threshold=threshold)
     kept = []
     for choice in ("off", "auto"):
         cache = Cache(evictor, "smollm2", 1, common, seed=3)
@@ -153,13 +160,13 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     evictor = RKV(budget=16, window=8)
     states = []
     parts: list[tuple[int, int]] = []
-    work = machine.score_pairs
+    work = machine.rkv_pairs
 
     def noted(first: int, last: int, *arguments: Any) -> None:
         parts.append((first, last))
         work(first, last, *arguments)
 
-    monkeypatch.setattr(machine, "score_pairs", noted)
+    monkeypatch.setattr(machine, "rkv_pairs", noted)
     for least in (10**9, 64):
         monkeypatch.setattr(tracked, "_LEAST", least)
         parts.clear()
@@ -242,14 +249,16 @@ def test_exponentials_at_the_ends() -> None:
 def test_pooling(values: list[float], kernel_size: int) -> None:
     given_, out = np.array(values, np.float32), np.empty(len(values), np.float32)
     half = kernel_size // 2
-    machine.pool(given_, half, out)
-    expected = [max(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-    assert out.tolist() == expected
+    near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    machine.pool(given_, half, True, out)
+    assert out.tolist() == [max(some) for some in near]
+    machine.pool(given_, half, False, out)
+    np.testing.assert_allclose(out, [sum(some) / kernel_size for some in near], atol=1e-5)
 
 
-@given(length=st.integers(1, 11), dim=st.integers(1, 9), columns=st.integers(1, 6))
+@given(length=st.integers(1, 7), dim=st.integers(1, 9), columns=st.integers(0, 9))
 def test_products(length: int, dim: int, columns: int) -> None:
-    """Also where keys come in fours and some are left."""
+    """Also where keys come in pairs, vectors in fours, and some are left."""
     made = np.random.default_rng(length + 100 * dim)
     keys = made.standard_normal((length, dim), np.float32)
     right = made.standard_normal((columns, dim), np.float32)
@@ -273,7 +282,9 @@ def test_nothing_to_do() -> None:
     keys, order = torch.zeros(0, 2, 5, 4), torch.zeros(0, 2, 5, dtype=torch.int64)
     options: Any = {"new": 1, "window": 2, "kernel_size": 3, "lam": 0.1, "threshold": None}
     logical = torch.zeros(0, dtype=torch.int64)
-    assert tracked.score(keys, keys, order, logical, state, **options).shape == (0, 2, 5)
+    assert tracked.score_rkv(keys, keys, order, logical, state, **options).shape == (0, 2, 5)
+    options = {"window": 2, "kernel_size": 3, "pooling": "max"}
+    assert tracked.score_snapkv(keys, keys, order, logical, keys, **options).shape == (0, 2, 5)
     none = torch.zeros(1, 2, 0, dtype=torch.int64)
     order = torch.arange(5).expand(1, 2, 5).contiguous()
     state = {"total": torch.ones(1, 2, 4), "inverse": torch.ones(1, 2, 5)}
