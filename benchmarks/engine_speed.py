@@ -1,7 +1,8 @@
 """Committed steps per second: event-driven against lock-step, and against `generate`.
 
-All sides do stepwise best-of-N with the tiny base model (full context, so that `generate` can do
-the same work) and the tiny reward model, with the same sampling options and limits:
+All sides do stepwise best-of-N with the tiny base model and the tiny reward model, with the same
+sampling options and limits. The base has full context, so that `generate` can do the same work, and
+its steps are alike; once more, for the first two sides, it is evicted, and they are not:
 
 - event-driven: the engine as it is, every problem at its own pace.
 - lock-step: the same engine and the same work, but no problem is scored before all have their
@@ -14,18 +15,21 @@ the same work) and the tiny reward model, with the same sampling options and lim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.ratios import Ratio, Side, Size, in_turns, rate
+from benchmarks.ratios import Ratio, Side, Size, Turns, in_turns, rate
 from benchmarks.rescoring import Rescorer
 from kvrescue import Limits, Proposer, Question, Rescue, Sampling
 from kvrescue.engine.checkpoint import resolve
+from kvrescue.engine.live import LiveRows
 from kvrescue.evaluation.bill import bills
+from kvrescue.evictors import RKV
 from kvrescue.policies import TorchPolicy
 from kvrescue.scorers import QwenPRM
 from kvrescue.scorers.base import Scorer
@@ -34,7 +38,9 @@ from kvrescue.types import Candidate, Context
 __all__ = ["LockStep", "ratios"]
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_step_tokens=24)
+UNEVEN = SAMPLING.model_copy(update={"max_step_tokens": 128})
 MAX_OUTPUT = 256
+EVENT, LOCK = "event-driven", "lock-step"
 
 
 @dataclass
@@ -152,55 +158,104 @@ def run_engine(rescue: Rescue, questions: Sequence[str]) -> float:
     return float(sum(len(s.steps) for s in solutions))
 
 
+class Pair:
+    """The same work with and without everybody waiting for the longest candidate."""
+
+    def __init__(self, base: TorchPolicy, prm: QwenPRM, n: int, sampling: Sampling) -> None:
+        self.barrier = LockStep(prm)
+        event, lock = (
+            Rescue(
+                [Proposer(base, n=n, name="base")],
+                scorer,
+                sampling=sampling,
+                limits=Limits(max_output_tokens=MAX_OUTPUT),
+            )
+            for scorer in (prm, self.barrier)
+        )
+        self.rescues = {EVENT: event, LOCK: lock}
+        self.passes: dict[str, float] = {}
+        """Forward passes of the base's candidates in the last turn of either."""
+
+    def run(self, name: str, questions: Sequence[str]) -> float:
+        """Committed steps."""
+        self.barrier.running = len(questions)
+        step, passes = LiveRows.step, 0
+
+        def counted(rows: LiveRows) -> None:
+            nonlocal passes
+            passes += 1
+            step(rows)
+
+        with patch.object(LiveRows, "step", counted):
+            done = run_engine(self.rescues[name], questions)
+        self.passes[name] = float(passes)
+        return done
+
+    def in_turns(self, questions: Sequence[str], turns: int) -> Turns:
+        """Committed steps per second of CPU."""
+        return in_turns(
+            {name: partial(rate, partial(self.run, name, questions)) for name in self.rescues},
+            turns,
+        )
+
+
 def ratios(size: Size) -> list[Ratio]:
     n = size.pick(8, 8, 2)
     questions = [b.question for b in bills("test", seed=5, count=size.pick(16, 8, 2))]
-    prm = QwenPRM("tiny/prm")
-    barrier = LockStep(prm)
-    base = TorchPolicy("tiny/base")
-    event, lock = (
-        Rescue(
-            [Proposer(base, n=n, name="base")],
-            scorer,
-            sampling=SAMPLING,
-            limits=Limits(max_output_tokens=MAX_OUTPUT),
-        )
-        for scorer in (prm, barrier)
-    )
-    peer = Peer(n, prm)
+    prm, base = QwenPRM("tiny/prm"), TorchPolicy("tiny/base")
+    alike = Pair(base, prm, n, SAMPLING)
+    scheduled = alike.in_turns(questions, size.pick(5, 2, 1))
 
-    def locked() -> float:
-        barrier.running = len(questions)
-        return run_engine(lock, questions)
+    some = questions[: size.pick(8, 4, 2)]
+    evicted = TorchPolicy("tiny/base", evictor=RKV(budget=16, window=8))
+    uneven = Pair(evicted, prm, n, UNEVEN)
+    unevenly = uneven.in_turns(some, size.pick(2, 1, 1))
 
-    scheduled = in_turns(
-        {
-            "event-driven": partial(rate, partial(run_engine, event, questions)),
-            "lock-step": partial(rate, locked),
-        },
-        size.pick(3, 2, 1),
-        warm_up=("event-driven",),
-    )
     few = questions[: size.pick(4, 4, 1)]
-    peers: dict[str, Callable[[], float]] = {
-        "engine": partial(rate, partial(run_engine, event, few)),
-        "generate": partial(rate, partial(run_peer, peer, few)),
-    }
-    generated = in_turns(peers, size.pick(2, 1, 1), warm_up=())
-    event.close()
-    lock.close()
+    peer, engine = Peer(n, prm), alike.rescues[EVENT]
+    generated = in_turns(
+        {
+            "engine": partial(rate, partial(run_engine, engine, few)),
+            "generate": partial(rate, partial(run_peer, peer, few)),
+        },
+        size.pick(3, 1, 1),
+        warm_up=(),
+    )
+    for pair in (alike, uneven):
+        for rescue in pair.rescues.values():
+            rescue.close()
     unit = "committed steps per second of CPU, best-of-{} of {} problems in flight"
     return [
         Ratio(
-            name="event-driven over lock-step, same engine",
-            above=Side("event-driven", scheduled["event-driven"]),
-            below=Side("lock-step", scheduled["lock-step"]),
+            name="event-driven over lock-step, steps alike",
+            above=Side(EVENT, scheduled[EVENT]),
+            below=Side(LOCK, scheduled[LOCK]),
             unit=unit.format(n, len(questions)),
             clock="cpu",
             means="What it brings that nobody waits for the longest candidate of anybody else; the "
-            "engine, the candidates and the reward model are the same.",
-            means_not="the gain with longer or more uneven steps: those of this task are alike, "
-            "which favours lock-step.",
+            "engine, the candidates and the reward model are the same. At 1, it costs nothing.",
+            means_not="the gain where steps differ in length: those of this task hardly do.",
+        ),
+        Ratio(
+            name="event-driven over lock-step, steps uneven",
+            above=Side(EVENT, unevenly[EVENT]),
+            below=Side(LOCK, unevenly[LOCK]),
+            unit=unit.format(n, len(some)),
+            clock="cpu",
+            means="The same with an evicted base and no detector: some candidates babble up to the "
+            f"limit of {UNEVEN.max_step_tokens} tokens, and in lock-step all problems wait for "
+            "them.",
+            means_not="a GPU: on a CPU a row costs what it costs, in a full batch or a small one.",
+        ),
+        Ratio(
+            name="lock-step over event-driven, steps uneven, forward passes",
+            above=Side(LOCK, (uneven.passes[LOCK],)),
+            below=Side(EVENT, (uneven.passes[EVENT],)),
+            unit="passes of the base's candidates for the same tokens",
+            clock="none",
+            means="Passes saved by problems that go on while others babble: what counts where a "
+            "pass takes as long for few rows as for many, as on a GPU.",
+            means_not="time on a CPU; the ratio above is.",
         ),
         Ratio(
             name="engine over generate",

@@ -37,7 +37,7 @@ class _Solver:
 
 def ratios(size: Size) -> list[Ratio]:
     questions = [b.question for b in bills("test", seed=5, count=size.pick(8, 6, 2))]
-    n, turns = size.pick(N, N, 2), size.pick(2, 2, 1)
+    n, turns = size.pick(N, N, 2), size.pick(4, 2, 1)
     rescued, best = (_Solver(m, questions, n) for m in ("kv_rescue", "best_of_n"))
     names = {"KV-Rescue": rescued, "evicted best-of-N": best}
     found = in_turns({k: v.problems_per_minute for k, v in names.items()}, turns, warm_up=())

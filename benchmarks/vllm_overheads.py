@@ -1,7 +1,9 @@
 """What kvrescue adds to a decode step of stock vLLM: bookkeeping first, then eviction.
 
 Sequences with four forks each decode the same number of tokens (no separator, no EOS), seeded and
-sampled alike, in turns within one process:
+sampled alike, in one process. Each of our sides decodes beside stock alone, one step of either
+after the other: what disturbs one disturbs both, and no third side pushes a small model's weights
+out of the caches, as eviction after every token does. The sides:
 
 - stock: vLLM's own engine, no text asked of it, the same prompts; every request has a cache of its
   own, as our candidates have;
@@ -48,9 +50,13 @@ TEXT = (
 BUDGET, WINDOW = 64, 128
 BOUND = BUDGET + WINDOW
 CONTEXT = 512
-_SHARED, _FULL = "stock, shared prompts", "full context"
+_STOCK, _SHARED, _FULL, _IDLE = "stock", "stock, shared prompts", "full context", "budget >= length"
+_PEERS = (_STOCK, _SHARED)
 SKIP = 4
 """Steps of a turn that are not counted."""
+
+Turns = dict[str, list[dict[str, float]]]
+"""By side of ours, for every turn: seconds per decode step of it and of the peers beside it."""
 
 
 class Clock:
@@ -177,7 +183,7 @@ def share() -> dict[str, float]:
 
 
 async def turn(sides: dict[str, Any], ids: list[int], live: int, tokens: int) -> dict[str, float]:
-    """All sides at once, one step of each after the other: what disturbs one disturbs all."""
+    """Seconds per step of each, one step of each after the other."""
     seconds = await asyncio.gather(
         *(side.decode(ids[: side.prompt(tokens)], live, tokens) for side in sides.values())
     )
@@ -186,9 +192,8 @@ async def turn(sides: dict[str, Any], ids: list[int], live: int, tokens: int) ->
 
 def measured(
     args: argparse.Namespace, model: str, without: Collection[str] = ()
-) -> dict[int, dict[str, list[float]]]:
-    """Seconds per decode step: by number of live rows and by side, one per turn; `without` names
-    sides that are not wanted."""
+) -> dict[int, Turns]:
+    """By number of live rows; `without` names sides that are not wanted."""
     now = CLOCKS[args.clock]
     most = max(args.live)
     options = {
@@ -198,24 +203,26 @@ def measured(
         "options": {"max_num_batched_tokens": most * CONTEXT, **share()},
     }
     builders: dict[str, Callable[[], Any]] = {
-        "stock": partial(Stock, model, now, share_prompts=False, **options),
+        _STOCK: partial(Stock, model, now, share_prompts=False, **options),
         _SHARED: partial(Stock, model, now, share_prompts=True, **options),
         _FULL: partial(Ours, model, now, None, **options),
-        "budget >= length": partial(Ours, model, now, 0, **options),
+        _IDLE: partial(Ours, model, now, 0, **options),
     }
     for interval in args.intervals:
         builders[f"rkv, interval {interval}"] = partial(Ours, model, now, interval, **options)
     sides = {name: build() for name, build in builders.items() if name not in without}
-    ids = sides["budget >= length"].policy.tokenizer.encode(TEXT * (BOUND // 8))
+    ids = sides[_IDLE].policy.tokenizer.encode(TEXT * (BOUND // 8))
+    peers = {name: side for name, side in sides.items() if name in _PEERS}
     found = {}
     for live in args.live:
         asyncio.run(turn(sides, ids, FORKS, 8))
-        turns: dict[str, list[float]] = {name: [] for name in sides}
+        found[live] = turns = Turns({name: [] for name in sides if name not in peers})
         for number in range(args.turns):
-            for name, seconds in asyncio.run(turn(sides, ids, live, args.tokens)).items():
-                turns[name].append(seconds)
-                print(f"{model} {live} {number} {name}: {1000 * seconds:.2f} ms", file=sys.stderr)
-        found[live] = turns
+            for name, seen in turns.items():
+                together = peers | {name: sides[name]}
+                seen.append(asyncio.run(turn(together, ids, live, args.tokens)))
+                told = ", ".join(f"{side} {1000 * s:.2f} ms" for side, s in seen[-1].items())
+                print(f"{model} {live} {number}: {told}", file=sys.stderr)
     for side in sides.values():
         if isinstance(side, Ours):
             asyncio.run(side.policy.aclose())
@@ -248,15 +255,15 @@ def ratios(size: Size) -> list[Ratio]:
             without = {_SHARED, _FULL}
         ((live, turns),) = measured(args, model, without).items()
         unit = f"seconds per decode step of {live} rows"
-        for side, values in turns.items():
+        for side, seen in turns.items():
             goal, means = _SAID.get(side, (None, "The same with eviction; 1.20 is 20 % more."))
-            if side.startswith("stock"):
-                continue
             found.append(
                 Ratio(
                     name=f"{name}: {side}, over stock",
-                    above=Side(f"kvrescue, {side}", tuple(values)),
-                    below=Side("stock vLLM, a cache for each request", tuple(turns["stock"])),
+                    above=Side(f"kvrescue, {side}", tuple(t[side] for t in seen)),
+                    below=Side(
+                        "stock vLLM, a cache for each request", tuple(t[_STOCK] for t in seen)
+                    ),
                     unit=unit,
                     clock="cpu",
                     goal=goal,
@@ -274,7 +281,7 @@ _SAID = {
         "What a policy without an evictor (the helper) adds to vLLM's step: text, detectors, "
         "seeds, forks.",
     ),
-    "budget >= length": (
+    _IDLE: (
         Goal("at most", 1.053),
         "The same with an evictor that never fires: the bookkeeping alone. The goal is 0.95 of "
         "stock's throughput.",
@@ -282,23 +289,29 @@ _SAID = {
 }
 
 
-def compare(turns: dict[str, list[float]], live: int) -> dict[str, dict[str, float]]:
+def compare(turns: Turns, live: int) -> dict[str, dict[str, float]]:
     """Ratios within turns, then their medians."""
+    first = next(iter(turns.values()))[0]
+    peers = [peer for peer in _PEERS if peer in first]
+    values = {peer: [t[peer] for seen in turns.values() for t in seen] for peer in peers}
+    values |= {name: [t[name] for t in seen] for name, seen in turns.items()}
     table = {}
-    for name, values in turns.items():
-        row = {"ms_per_step": round(1000 * statistics.median(values), 2)}
-        row["tokens_per_second"] = round(live / statistics.median(values), 1)
-        for peer in ("stock", _SHARED):
-            if not name.startswith("stock"):
-                row[f"throughput of {peer}"] = ratio(turns[peer], values)
+    for name, seconds in values.items():
+        row = {"ms_per_step": round(1000 * statistics.median(seconds), 2)}
+        row["tokens_per_second"] = round(live / statistics.median(seconds), 1)
+        if name in turns:
+            for peer in peers:
+                row[f"throughput of {peer}"] = round(_throughput(turns, name, peer), 3)
         if name.startswith("rkv"):
-            row["added_by_eviction"] = round(1 / ratio(turns["budget >= length"], values) - 1, 3)
+            idle = _throughput(turns, _IDLE, _STOCK)
+            row["added_by_eviction"] = round(idle / _throughput(turns, name, _STOCK) - 1, 3)
         table[name] = row
     return table
 
 
-def ratio(these: list[float], those: list[float]) -> float:
-    return round(statistics.median(a / b for a, b in zip(these, those, strict=True)), 3)
+def _throughput(turns: Turns, name: str, peer: str) -> float:
+    """Of a side, in that of a peer."""
+    return statistics.median(t[peer] / t[name] for t in turns[name])
 
 
 def main() -> None:

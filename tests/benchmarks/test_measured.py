@@ -1,4 +1,4 @@
-"""What `measure()` of alpha and decode_profile returns, and what their ratios make of it."""
+"""What benchmarks return that have a table of their own, and what their ratios make of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from benchmarks import alpha, decode_profile
+from benchmarks import alpha, decode_profile, engine_speed, vllm_overheads
 from benchmarks.ratios import Goal, Size
 
 
@@ -59,3 +59,35 @@ def test_every_group_but_the_products_has_the_goal() -> None:
                   if r.name.startswith(f"{side}: ")}  # fmt: skip
         assert groups <= set(decode_profile.GROUPS)
         assert set(decode_profile.GROUPS) - groups <= {"eviction"}
+
+
+def test_sides_on_vllm_are_compared_with_who_ran_beside_them() -> None:
+    """Ratios within a turn: stock beside R-KV was slower than beside the other."""
+    table = vllm_overheads.compare(
+        {
+            "budget >= length": [
+                {"stock": 0.010, "budget >= length": 0.010},
+                {"stock": 0.010, "budget >= length": 0.0125},
+                {"stock": 0.020, "budget >= length": 0.050},
+            ],
+            "rkv, interval 1": [{"stock": 0.030, "rkv, interval 1": 0.150}] * 3,
+        },
+        live=8,
+    )
+    assert list(table) == ["stock", "budget >= length", "rkv, interval 1"]
+    assert table["stock"] == {"ms_per_step": 25.0, "tokens_per_second": 320.0}
+    assert table["budget >= length"]["throughput of stock"] == 0.8
+    assert table["rkv, interval 1"] == {
+        "ms_per_step": 150.0,
+        "tokens_per_second": 53.3,
+        "throughput of stock": 0.2,
+        "added_by_eviction": 3.0,
+    }
+
+
+def test_passes_are_counted_for_the_same_work() -> None:
+    by_name = {ratio.name: ratio for ratio in engine_speed.ratios(Size.SMOKE)}
+    passes = by_name["lock-step over event-driven, steps uneven, forward passes"]
+    assert passes.clock == "none"
+    for side in (passes.above, passes.below):
+        assert side.turns[0] >= engine_speed.UNEVEN.max_step_tokens / 2
