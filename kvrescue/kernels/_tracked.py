@@ -22,7 +22,7 @@ OPTIONS = {
 
 LOG2E = np.float32(1.4426950408889634)
 LN2 = np.float32(0.6931471805599453)
-LEAST = np.float32(-87.0)  # e to less is no normal float32
+LEAST = np.float32(-103.9)  # e to less is 0 in float32
 EPSILON = np.float32(1e-8)
 
 KEPT = []
@@ -63,8 +63,11 @@ def exp(x):
     y = y * r + np.float32(1 / 2)
     y = y * r + np.float32(1)
     y = y * r + np.float32(1)
-    power = bits_as_float(np.int32((whole + np.int32(127)) << np.int32(23)))
-    return np.float32(0) if x <= LEAST else y * power
+    # In two halves: the whole power may be smaller than the smallest normal float32.
+    half = whole >> np.int32(1)
+    y *= bits_as_float(np.int32((half + np.int32(127)) << np.int32(23)))
+    y *= bits_as_float(np.int32((whole - half + np.int32(127)) << np.int32(23)))
+    return np.float32(0) if x <= LEAST else y
 
 
 @compiled
@@ -73,6 +76,21 @@ def dot(a, b, dim):
     for d in range(dim):
         found += a[d] * b[d]
     return found
+
+
+@compiled
+def norm(a, dim):
+    """Summed up in float64, where no square of a float32 is too large or too small."""
+    found = np.float64(0)
+    for d in range(dim):
+        found += np.float64(a[d]) * np.float64(a[d])
+    return np.float32(np.sqrt(found))
+
+
+@compiled
+def larger(a, b):
+    """NaN where either is, as torch's maximum; Python's keeps the first."""
+    return a if a > b or a != a else b
 
 
 @compiled
@@ -119,7 +137,7 @@ def rkv_pairs(
         whole = total[pair * dim : (pair + 1) * dim]
         for i in range(new):
             key = k[(start + i) * dim : (start + i + 1) * dim]
-            inv[start + i] = np.float32(1) / (np.sqrt(dot(key, key, dim)) + EPSILON)
+            inv[start + i] = np.float32(1) / (norm(key, dim) + EPSILON)
             for d in range(dim):
                 right[1 + i, d] = key[d] * inv[start + i]
                 whole[d] += right[1 + i, d]
@@ -255,7 +273,7 @@ def observe(said, group, logits, ring, logical, dim):
         place = (logical - observed + q) % ring
         for g in range(1, group):
             for j in range(length):
-                said[q, j] = max(said[q, j], said[g * observed + q, j])
+                said[q, j] = larger(said[q, j], said[g * observed + q, j])
         for j in range(length):
             logits[j * ring + place] = said[q, j] * scale
 
@@ -268,15 +286,15 @@ def importance(logits, ring, slots, spare, out):
     """
     row, hidden, mean = spare[0], spare[1], spare[2]
     length = len(row)
-    hidden[:] = np.float32(-np.inf)
+    hidden[:] = np.float32(1)
     for slot in slots:
         hidden[slot] = np.float32(0)
     mean[:] = np.float32(0)
     for q in range(ring):
         for j in range(length):
             row[j] = logits[j * ring + q]
-        for j in range(length):
-            row[j] += hidden[j]
+        for j in range(length):  # not by adding -inf, which NaN and infinities survive
+            row[j] = row[j] if hidden[j] == np.float32(0) else np.float32(-np.inf)
         softmax(row, np.float32(1))
         for j in range(length):
             mean[j] += row[j]

@@ -228,15 +228,17 @@ def _matches(state: Mapping[str, Tensor], known: bool) -> tuple[Array, Array]:
 def _lines(value: Tensor) -> tuple[Array, int]:
     """[rows, heads, length, ...] as one flat array over the same memory, and how far apart in it
     the lines of two pairs begin."""
-    heads, length = value.shape[1:3]
+    rows, heads, length = value.shape[:3]
     width = value[0, 0, 0].numel()
-    stride = value.stride(1)
-    if value.stride(0) != heads * stride or not value[0, 0].is_contiguous():
+    # The stride of an axis of length 1 is whatever it was before it was cut to that.
+    stride = value.stride(1) if heads > 1 else value.stride(0) if rows > 1 else length * width
+    apart = rows == 1 or value.stride(0) == heads * stride
+    if not apart or not value[0, 0].is_contiguous():
         raise ValueError(
             f"strides {value.stride()} of a tensor {list(value.shape)}: the lines of a tracked "
             "cache lie at equal distances"
         )
-    size = (value.shape[0] * heads - 1) * stride + length * width
+    size = (rows * heads - 1) * stride + length * width
     return value.as_strided((size,), (1,), value.storage_offset()).numpy(), stride
 
 

@@ -12,7 +12,7 @@ from kvrescue.detectors.bank import DetectorBank
 from kvrescue.detectors.base import Detector, Source, TokenEvent
 from kvrescue.errors import CapacityError, PolicyError, ReplayError
 from kvrescue.policies.base import Policy, Sampling, View
-from kvrescue.replay.recording import Failures, Recorded, Recording, Round, at, shown
+from kvrescue.replay.recording import Failures, Recorded, Recording, Round, at, shown, untold
 from kvrescue.replay.specs import AfterDivergence, ReplayPolicySpec, Verdicts
 from kvrescue.seeding import candidate_seed
 from kvrescue.types import CacheStats, Candidate, Question, SolutionStop, StopReason, Verdict
@@ -118,12 +118,17 @@ class ReplayView(View):
             )
         self._failures = self._run.failures(self.told)
         if self._failures.opening is not None:
-            raise PolicyError(self._failures.opening)
+            raise PolicyError(self._opening())
         self._stats = self._run.started.caches.get(self.told, CacheStats())
         self._prompt = self._stats.logical_length
         self._draws = 0
         self._commits = 0
         self._diverged: ReplayError | None = None
+
+    def _opening(self) -> str:
+        """How opening failed, from the first run that tells: those that broke off do not."""
+        found = [str(run.failures(self.told).opening) for run in self._runs]
+        return next((message for message in found if message != untold("opening")), found[0])
 
     # -- drawing --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from kvrescue.events import (
 )
 from kvrescue.types import CacheStats, Candidate, Degradation, Question
 
-__all__ = ["Failures", "Recorded", "Recording", "Round", "at", "shown"]
+__all__ = ["Failures", "Recorded", "Recording", "Round", "at", "shown", "untold"]
 
 _EXCERPT = 40
 
@@ -113,7 +113,7 @@ class Recorded:
         messages = deque(fault.message for fault in self.degradations if fault.where == name)
 
         def message(doing: str) -> str:
-            return messages.popleft() if messages else f"failed while {doing} when recorded"
+            return messages.popleft() if messages else untold(doing)
 
         opening, drawing, advancing = None, {}, {}
         if self.started.caches and name not in self.started.caches:
@@ -126,6 +126,11 @@ class Recorded:
                 advancing[event.step.number] = message("advancing")
                 break
         return Failures(opening, drawing, advancing, messages.popleft() if messages else None)
+
+
+def untold(doing: str) -> str:
+    """What went wrong, where the recording does not tell: a run that broke off tells little."""
+    return f"failed while {doing} when recorded"
 
 
 class Recording:

@@ -107,7 +107,9 @@ SCHEDULES: dict[str, st.SearchStrategy[Any]] = {
     "interval": st.integers(1, 5),
     "spread": st.sampled_from([0.02, 0.5, 3.0]),
     "protected": st.integers(0, 3),
+    "shape": st.sampled_from([(2, 2, 3), (2, 1, 3), (1, 2, 1), (1, 1, 2)]),
 }
+"""Where "shape" is layers, KV heads and queries for each of them."""
 
 
 @given(method=st.one_of(RKVS, SNAPKVS), **SCHEDULES)
@@ -126,9 +128,11 @@ def tracked_equals_scratch(
     interval: int,
     spread: float,
     protected: int,
+    shape: tuple[int, int, int],
 ) -> None:
     """The law, with kernels chosen by `choices` in turn, firing by firing."""
     choice = itertools.cycle(choices)
+    layers, heads, group = shape
     evictor = method(
         budget=11,
         window=window,
@@ -139,18 +143,19 @@ def tracked_equals_scratch(
     eviction = Eviction(evictor)
     tracker = eviction.tracker
     assert isinstance(tracker, Audit)
-    shape = shape_for(evictor, tracker, LAYERS, HEADS, GROUP, DIM)
-    tracker.store = store = SlotStore(shape, 1, evictor.bound + evictor.interval)
+    geometry = shape_for(evictor, tracker, layers, heads, group, DIM)
+    # A row has room that it does not use: lines do not lie close to each other.
+    tracker.store = store = SlotStore(geometry, 1, evictor.bound + evictor.interval + 2)
     store.prefix[0] = protected
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(4, DIM, generator=generator)
     few = 0
     for count in [22, *counts]:
         batch = ForwardBatch(store, np.array([count]), count)
-        for layer in range(LAYERS):
-            which = torch.randint(0, 4, (1, HEADS, count), generator=generator)
-            noise = torch.randn(1, HEADS, count, DIM, generator=generator)
-            q = torch.randn(1, HEADS * GROUP, count, DIM, generator=generator)
+        for layer in range(layers):
+            which = torch.randint(0, 4, (1, heads, count), generator=generator)
+            noise = torch.randn(1, heads, count, DIM, generator=generator)
+            q = torch.randn(1, heads * group, count, DIM, generator=generator)
             batch.record(layer, q, centres[which] + spread * noise, noise)
         batch.advance()
         with kernels.using(next(choice)):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import hypothesis
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvrescue.errors import KVRescueError, ReplayError
@@ -108,7 +108,21 @@ def by_trajectory(events: Sequence[Event]) -> dict[tuple[str, int | None], list[
     return found
 
 
+# Of two runs in which a view does not open, the first fails and does not tell why.
+BROKEN_OFF = Setting(
+    proposers=((1, None, Habits(0.0, 0.0, 0.3, 6, 0)), (3, 1, Habits(0.0, 0.3, 0.05, 7, 0))),
+    limits=Limits(max_steps=3, max_output_tokens=None, max_context=7, max_empty_steps=3),
+    max_step_tokens=3,
+    stop_at_answer=False,
+    when_all_flagged="stop",
+    wrong=0.0,
+    questions=("q",),
+    seeds=(0, 1),
+)
+
+
 @hypothesis.settings(max_examples=150)
+@example(BROKEN_OFF)
 @given(settings)
 async def test_a_replay_tells_the_recorded_events(setting: Setting) -> None:
     told: list[Event] = []
