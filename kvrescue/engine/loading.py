@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from kvrescue import kernels
 from kvrescue.engine import files, gguf
 from kvrescue.engine.adapter import ModelAdapter
 from kvrescue.engine.checkpoint import Checkpoint
@@ -132,7 +133,12 @@ def _hint(checkpoint: Checkpoint) -> str:
 
 
 def default_device(device: str | None) -> torch.device:
-    """`device`, or CUDA when there is one, else the CPU. Raises ConfigError."""
+    """`device`, or CUDA when there is one, else the CPU.
+
+    Raises:
+        ConfigError: it cannot be used.
+        DependencyError: kernels are demanded of it, and there are none (see `kvrescue.kernels`).
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -143,6 +149,7 @@ def default_device(device: str | None) -> torch.device:
             f"device = {device!r} cannot be used: {_reason(error)}; "
             f"use {'cuda or cpu' if torch.cuda.is_available() else 'cpu'}"
         ) from error
+    kernels.require(chosen)
     return chosen
 
 

@@ -31,7 +31,16 @@ from kvrescue.kernels import states
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENVIRONMENT", "Choice", "available", "choice", "compiled", "interpreted", "using"]
+__all__ = [
+    "ENVIRONMENT",
+    "Choice",
+    "available",
+    "choice",
+    "compiled",
+    "interpreted",
+    "require",
+    "using",
+]
 
 ENVIRONMENT: Final = "KVRESCUE_KERNELS"
 """The environment variable that chooses."""
@@ -40,22 +49,25 @@ Choice: TypeAlias = Literal["auto", "on", "off"]
 
 _OLDEST: Final = (8, 0)  # compute capability; what the kernels are compiled for in tests
 
-_chosen: Choice | None = None
+_chosen: list[list[Choice]] = []
+"""Of every open block of `using` what it chooses, in a list of its own: that is how it is found."""
 
 
 @contextlib.contextmanager
 def using(choice: Choice) -> Iterator[None]:
     """Within the block, and in the whole process, `choice` counts instead of the environment.
 
+    Where blocks of several threads overlap, the one that was entered last counts while it is open.
+
     Raises:
         ConfigError: `choice` is unknown.
     """
-    global _chosen
-    before, _chosen = _chosen, _checked("using", choice)
+    block = [_checked("using", choice)]
+    _chosen.append(block)
     try:
         yield
     finally:
-        _chosen = before
+        _chosen[:] = [other for other in _chosen if other is not block]
 
 
 def choice() -> Choice:
@@ -64,7 +76,21 @@ def choice() -> Choice:
     Raises:
         ConfigError: the environment's choice is unknown.
     """
-    return _chosen or _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+    for block in reversed(_chosen):
+        return block[0]
+    return _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
+
+
+def require(device: torch.device) -> None:
+    """Where kernels are chosen with `on`, fail now and not in the middle of the work.
+
+    Raises:
+        DependencyError: as `available` and `compiled` do on `device`.
+        ConfigError: the same.
+    """
+    if choice() == "on":
+        available(device)
+        compiled(device)
 
 
 def interpreted() -> bool:
@@ -133,16 +159,28 @@ def _numba_obstacle() -> DependencyError | None:
         _try_compiled()
     except (Exception, SystemExit) as error:  # a NumPy that numba does not know yet, ...
         text = f"numba does not work here: {type(error).__name__}: {error}"
+        kept = _kept_in()
+        way_out = f"if what numba keeps in {kept} is damaged, delete it; " if kept else ""
         warnings.warn(
-            f"{text}; kvrescue computes with torch instead ({ENVIRONMENT}=off says so without "
-            "this warning)",
+            f"{text}; kvrescue computes with torch instead ({way_out}{ENVIRONMENT}=off says so "
+            "without this warning)",
             RuntimeWarning,
             stacklevel=3,
         )
-        found = DependencyError(f"{ENVIRONMENT}=on: {text}; set {ENVIRONMENT}=off")
+        found = DependencyError(f"{ENVIRONMENT}=on: {text}; {way_out}set {ENVIRONMENT}=off")
         found.__cause__ = error
         return found
     return None
+
+
+def _kept_in() -> str | None:
+    """The folder of what is compiled, where there is one."""
+    try:
+        from kvrescue.kernels._tracked import rkv_pairs
+    except (Exception, SystemExit):  # numba itself cannot be imported
+        return None
+    folder = rkv_pairs.stats.cache_path
+    return str(folder) if folder else None
 
 
 def _try_compiled() -> None:
@@ -214,6 +252,11 @@ def _obstacle_on_cuda(index: int | None) -> DependencyError | None:
     import torch
 
     device = torch.device("cuda" if index is None else f"cuda:{index}")
+    if not torch.cuda.is_available():
+        return DependencyError(
+            f"{ENVIRONMENT}=on: torch {torch.__version__} finds no CUDA device; set "
+            f"{ENVIRONMENT}=auto"
+        )
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or (major, minor) < _OLDEST:
         return DependencyError(

@@ -7,9 +7,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrescue import kernels
 from kvrescue.engine.moves import compact, move
@@ -117,11 +120,58 @@ def test_interpreted_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("with_triton")
+def test_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not kernels.available(CUDA)
+    with kernels.using("on"), pytest.raises(DependencyError, match="finds no CUDA device"):
+        kernels.available(CUDA)
+
+
+CHOICES: st.SearchStrategy[list[kernels.Choice]] = st.lists(
+    st.sampled_from(("auto", "on", "off")), min_size=1, max_size=5
+)
+
+
+@given(CHOICES, st.randoms(use_true_random=False))
+def test_blocks_may_end_in_any_order(choices: list[kernels.Choice], random: Random) -> None:
+    """Those of several threads do; the last one entered counts, and nothing is left behind."""
+    assert kernels.choice() == "auto"
+    open_ = []
+    for choice in choices:
+        block = kernels.using(choice)
+        block.__enter__()
+        open_.append((block, choice))
+        assert kernels.choice() == choice
+    while open_:
+        block, _ = open_.pop(random.randrange(len(open_)))
+        block.__exit__(None, None, None)
+        assert kernels.choice() == (open_[-1][1] if open_ else "auto")
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_what_is_required_is_missed_at_once() -> None:
+    kernels.require(CPU)
+    with kernels.using("off"):
+        kernels.require(CPU)
+    with kernels.using("on"), pytest.raises(DependencyError, match="triton is not installed"):
+        kernels.require(CPU)
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_a_model_is_not_loaded_without_the_kernels_it_must_have() -> None:
+    from kvrescue.policies import TorchPolicy
+
+    with kernels.using("on"), pytest.raises(DependencyError, match="triton is not installed"):
+        TorchPolicy("tiny/base", device="cpu")
+
+
+@pytest.mark.usefixtures("with_triton")
 class TestCUDA:
     """On a device that is made up."""
 
     @pytest.fixture(autouse=True)
     def device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
 
@@ -186,6 +236,15 @@ class TestCompiled:
         with kernels.using("on"), pytest.raises(DependencyError, match=r"NumPy 2\.4") as caught:
             kernels.compiled(CPU)
         assert isinstance(caught.value.__cause__, ImportError)
+
+    def test_what_is_kept_may_be_damaged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails() -> None:
+            raise EOFError("Ran out of input")
+
+        monkeypatch.setattr(kernels, "_try_compiled", fails)
+        monkeypatch.setattr(kernels, "_kept_in", lambda: "/a/folder")
+        with pytest.warns(RuntimeWarning, match=r"keeps in /a/folder is damaged, delete it; KVR"):
+            assert not kernels.compiled(CPU)
 
     def test_a_module_that_exits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def exits() -> None:
