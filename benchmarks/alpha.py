@@ -19,7 +19,6 @@ OMP_NUM_THREADS=1 python -m benchmarks.alpha [--evictors rkv snapkv] [--shape sm
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.ratios import Goal, Ratio, Side, Size
 from kvrescue.engine.adapter import ForwardBatch, slot_attention
 from kvrescue.engine.eviction import Eviction
@@ -216,13 +216,13 @@ def _every(interval: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("alpha", __doc__)
     parser.add_argument("--evictors", nargs="+", choices=list(KINDS), default=["rkv", "snapkv"])
-    parser.add_argument("--intervals", nargs="+", type=int, default=list(INTERVALS))
-    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    parser.add_argument("--intervals", nargs="+", type=at_least(1), default=list(INTERVALS))
+    parser.add_argument("--budgets", nargs="+", type=at_least(1), default=list(BUDGETS))
     parser.add_argument("--shape", choices=list(SHAPES), default="smollm2")
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--rows", type=at_least(1), default=16)
+    parser.add_argument("--turns", type=at_least(1), default=7)
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -248,4 +248,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

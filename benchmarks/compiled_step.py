@@ -9,9 +9,9 @@ Run: OMP_NUM_THREADS=1 python -m benchmarks.compiled_step [--models tiny/base gg
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.decoding import MODEL, endless
 from benchmarks.ratios import in_turns, seconds
 from kvrescue.engine.graphs import StaticBatch
@@ -92,13 +93,13 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("compiled_step", __doc__)
     parser.add_argument("--models", nargs="+", default=["tiny/base", MODEL])
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--rows", type=at_least(1), default=64)
+    parser.add_argument("--turns", type=at_least(1), default=12)
     args = parser.parse_args()
     print(json.dumps(measure(models=args.models, rows=args.rows, turns=args.turns), indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

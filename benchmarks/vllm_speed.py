@@ -22,13 +22,14 @@ latter on a GPU.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.arguments import at_least, parser_of, told
 from benchmarks.ratios import Clock, Goal, Ratio, Side, Size, in_turns, rate
 from benchmarks.rescoring import Rescorer
 from benchmarks.vllm_overheads import share
@@ -211,10 +212,10 @@ def ratios(size: Size) -> list[Ratio]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("vllm_speed", __doc__)
     parser.add_argument("--setting", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--problems", type=at_least(1), default=16)
+    parser.add_argument("--turns", type=at_least(1), default=3)
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     args = parser.parse_args()
     for name in args.setting:
@@ -223,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(told(main))

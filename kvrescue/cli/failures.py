@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from kvrescue import errors
 from kvrescue.cli.console import emit_json, messages
-from kvrescue.cli.interrupts import INTERRUPTED, TERMINATED, Interruption
+from kvrescue.cli.interrupts import HUNG_UP, INTERRUPTED, TERMINATED, Interruption
 from kvrescue.errors import KVRescueError, nearest
 from kvrescue.faults import translated
 
@@ -40,6 +40,7 @@ def exit_codes() -> dict[int, str]:
         1: "Failure: something unexpected (--debug shows where), or a check of `doctor` failed.",
         USAGE: "UsageError: an unknown command or option, a missing or malformed argument, or "
         "options that exclude one another.",
+        HUNG_UP: "Terminated: SIGHUP, the terminal was closed; otherwise as with SIGTERM.",
         INTERRUPTED: "Interrupted: Ctrl-C; a trace keeps everything up to that moment.",
         BROKEN_PIPE: "BrokenPipe: the reader of the output went away.",
         TERMINATED: "Terminated: SIGTERM; worker processes are ended, a trace is kept.",

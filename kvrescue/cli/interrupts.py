@@ -1,4 +1,5 @@
-"""Interruptions: Ctrl-C and SIGTERM end a command soon, cleanly, and never without a word."""
+"""Interruptions: Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end a command soon, cleanly, and
+never without a word."""
 
 from __future__ import annotations
 
@@ -10,10 +11,14 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self
 
-__all__ = ["INTERRUPTED", "TERMINATED", "Interruption"]
+__all__ = ["HUNG_UP", "INTERRUPTED", "TERMINATED", "Interruption"]
 
+HUNG_UP: Final = 129
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
+
+_CODES: Final = {"SIGINT": INTERRUPTED, "SIGTERM": TERMINATED, "SIGHUP": HUNG_UP}
+"""By the names of signals, one of which is not everywhere."""
 
 _SOON: Final = 0.05
 """Seconds until an interruption that was swallowed is repeated."""
@@ -42,15 +47,16 @@ class Interruption:
 
     @property
     def kind(self) -> str:
-        return "Terminated" if self.code == TERMINATED else "Interrupted"
+        return "Interrupted" if self.code == INTERRUPTED else "Terminated"
 
     @property
     def message(self) -> str:
         return f"{self.kind.lower()} by {signal.Signals(self._signal).name}"
 
     def __enter__(self) -> Self:
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for number, default in defaults.items():
+        for number in (found for found in signal.Signals if found.name in _CODES):
+            interrupts = number == signal.SIGINT
+            default = signal.default_int_handler if interrupts else signal.SIG_DFL
             if signal.getsignal(number) is default:
                 with contextlib.suppress(ValueError):  # not in the main thread
                     signal.signal(number, self._stop)
@@ -75,7 +81,7 @@ class Interruption:
 
     def _stop(self, number: int, _: FrameType | None) -> NoReturn:
         if self.code is None:
-            self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+            self.code = _CODES[signal.Signals(number).name]
             self._signal = number
             again = "; Ctrl-C again ends at once" if number == signal.SIGINT else ""
             line = "\n" * os.isatty(2) + f"stopping{again}\n"
@@ -86,7 +92,7 @@ class Interruption:
             signal.raise_signal(number)
         self._repeat = False
         interrupted = self.code == INTERRUPTED
-        self._raised = KeyboardInterrupt() if interrupted else SystemExit(TERMINATED)
+        self._raised = KeyboardInterrupt() if interrupted else SystemExit(self.code)
         raise self._raised
 
     def _unraisable(self, found: Any) -> None:

@@ -27,8 +27,9 @@ by commas.
 Every command has `--json`: standard output then holds one JSON document and nothing else. After
 an error or an interruption it is `{"error": {"type", "message", "exit_code"}}`.
 
-Ctrl-C and SIGTERM cancel the work, end worker processes and free the models; as that may take
-seconds, standard error says `stopping` at once. A second one ends the process on the spot.
+Ctrl-C, SIGTERM and SIGHUP (a closed terminal, unless `nohup` ignores it) cancel the work, end
+worker processes and free the models; as that may take seconds, standard error says `stopping` at
+once. A second one ends the process on the spot.
 """
 
 _NOTES: Final = {

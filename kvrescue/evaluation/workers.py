@@ -159,12 +159,13 @@ def _end_of(exitcode: int | None) -> str:
     return f"with exit code {exitcode}"
 
 
-_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C: it is the parent who decides what to end.
+    """Processes started meanwhile never see Ctrl-C, nor that the terminal was closed: it is the
+    parent who decides what to end.
 
     Nor is the parent interrupted in the middle of starting one, which would then complain: what
     comes meanwhile is raised afterwards.

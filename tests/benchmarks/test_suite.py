@@ -145,7 +145,7 @@ def test_what_hangs_is_ended_with_its_children(
     assert gone(numbers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_leaves_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
     tells, out = tmp_path / "tells", tmp_path / "out"
     only = ["--only", "passes", "hangs", "again"]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: told at once, never lost, and in --json a document like any other error."""
+"""Ctrl-C, SIGTERM, SIGHUP: told at once, never lost, and in --json a document like any error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 SAID = {
     signal.SIGINT: "stopping; Ctrl-C again ends at once\n",
     signal.SIGTERM: "stopping\n",
+    signal.SIGHUP: "stopping\n",
 }
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-BOTH = pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+EACH = pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def command(body: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -61,7 +62,7 @@ def interrupted(process: subprocess.Popen[bytes], *signals: signal.Signals) -> t
     return process.returncode, output.decode(), (said + errors).decode()
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_it_is_told_at_once_and_ends_as_documented(
     sent: signal.Signals, arguments: tuple[str, ...]
@@ -80,12 +81,12 @@ def test_it_is_told_at_once_and_ends_as_documented(
         assert output == ""
         return
     error = json.loads(output)["error"]
-    assert error["type"] == {130: "Interrupted", 143: "Terminated"}[code]
+    assert error["type"] == {130: "Interrupted", 143: "Terminated", 129: "Terminated"}[code]
     assert sent.name in error["message"]
     assert error["exit_code"] == code
 
 
-@BOTH
+@EACH
 def test_one_that_is_swallowed_comes_again(sent: signal.Signals) -> None:
     """Python prints and drops what is raised within a `__del__`; the work would go on for ever."""
     work = """
@@ -104,7 +105,7 @@ def test_one_that_is_swallowed_comes_again(sent: signal.Signals) -> None:
     assert (output, errors.replace("ready\n", "")) == ("", SAID[sent])
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("fate", ["pass", "raise RuntimeError('wrapped')"])
 def test_one_that_a_component_hides_still_is_the_end(sent: signal.Signals, fate: str) -> None:
     work = f"""
@@ -117,7 +118,7 @@ def test_one_that_a_component_hides_still_is_the_end(sent: signal.Signals, fate:
     assert interrupted(command(work), sent) == (CODES[sent], "", f"ready\n{SAID[sent]}")
 
 
-@BOTH
+@EACH
 def test_what_was_printed_before_stays_one_document(sent: signal.Signals) -> None:
     work = """
     try:
@@ -131,7 +132,7 @@ def test_what_was_printed_before_stays_one_document(sent: signal.Signals) -> Non
     assert (code, json.loads(output)) == (CODES[sent], {"done": True})
 
 
-@BOTH
+@EACH
 def test_a_second_one_ends_it_on_the_spot(sent: signal.Signals) -> None:
     work = """
     try:

@@ -77,7 +77,9 @@ def test_configurations_are_shown_without_the_extras_and_only_building_needs_the
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_interrupt_keeps_the_trace(
     config: str, tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:

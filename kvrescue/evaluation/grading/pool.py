@@ -262,8 +262,9 @@ class _Lanes:
     def _run(self, lane: int) -> None:
         """Grade until the pool closes."""
         if hasattr(signal, "pthread_sigmask"):
-            # Processes started here inherit it: Ctrl-C is for the parent, who ends them.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # Processes started here inherit it: Ctrl-C and a closed terminal are for the parent,
+            # who ends them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             while (task := self._tasks.get()) is not None:
                 future, answer, gold = task
