@@ -21,6 +21,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
@@ -49,8 +50,9 @@ Choice: TypeAlias = Literal["auto", "on", "off"]
 
 _OLDEST: Final = (8, 0)  # compute capability; what the kernels are compiled for in tests
 
-_chosen: list[list[Choice]] = []
+_chosen: tuple[list[Choice], ...] = ()
 """Of every open block of `using` what it chooses, in a list of its own: that is how it is found."""
+_entering = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -62,12 +64,15 @@ def using(choice: Choice) -> Iterator[None]:
     Raises:
         ConfigError: `choice` is unknown.
     """
+    global _chosen
     block = [_checked("using", choice)]
-    _chosen.append(block)
+    with _entering:
+        _chosen = (*_chosen, block)
     try:
         yield
     finally:
-        _chosen[:] = [other for other in _chosen if other is not block]
+        with _entering:
+            _chosen = tuple(other for other in _chosen if other is not block)
 
 
 def choice() -> Choice:
@@ -76,8 +81,9 @@ def choice() -> Choice:
     Raises:
         ConfigError: the environment's choice is unknown.
     """
-    for block in reversed(_chosen):
-        return block[0]
+    blocks = _chosen
+    if blocks:
+        return blocks[-1][0]
     return _checked(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto")
 
 
@@ -177,9 +183,10 @@ def _kept_in() -> str | None:
     """The folder of what is compiled, where there is one."""
     try:
         from kvrescue.kernels._tracked import rkv_pairs
-    except (Exception, SystemExit):  # numba itself cannot be imported
+
+        folder = rkv_pairs.stats.cache_path
+    except (Exception, SystemExit):  # numba cannot be imported, or is told to compile nothing
         return None
-    folder = rkv_pairs.stats.cache_path
     return str(folder) if folder else None
 
 

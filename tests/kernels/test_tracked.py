@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,6 +229,40 @@ def test_no_threads_are_started_when_python_ends() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert (ran.stdout, ran.stderr) == ("[24 24]\n", "")
+
+
+ASKED = "import torch\nfrom kvrescue import kernels\nprint(kernels.compiled(torch.device('cpu')))\n"
+
+
+def asked(**environment: str) -> tuple[str, str]:
+    """Whether numba is used in a process of its own, and what it warns of."""
+    ran = subprocess.run(
+        [sys.executable, "-c", ASKED],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    return ran.stdout, ran.stderr
+
+
+def test_a_numba_that_compiles_nothing_is_told() -> None:
+    output, warned = asked(NUMBA_DISABLE_JIT="1")
+    assert output == "False\n"
+    assert "numba does not work here: NotImplementedError" in warned
+    assert "; kvrescue computes with torch instead (KVRESCUE_KERNELS=off" in warned
+
+
+def test_what_is_kept_and_damaged_is_told_with_its_folder(tmp_path: Path) -> None:
+    assert asked(NUMBA_CACHE_DIR=str(tmp_path)) == ("True\n", "")
+    kept = list(tmp_path.rglob("*.nbc"))
+    assert kept
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:100])
+    output, warned = asked(NUMBA_CACHE_DIR=str(tmp_path))
+    assert output == "False\n"
+    assert f"if what numba keeps in {kept[0].parent} is damaged, delete it" in warned
 
 
 def test_a_fork_has_threads_of_its_own() -> None:
