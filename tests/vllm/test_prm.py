@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,20 +182,33 @@ async def test_other_rows_are_refused(name: str, monkeypatch: pytest.MonkeyPatch
         await prm.score(Trajectory().context, pool("x"))
 
 
-def test_another_loop_may_follow_but_not_join() -> None:
+def test_another_loop_may_follow_but_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     prm = ours("step_tag")
     t = Trajectory()
     assert asyncio.run(prm.score(t.context, pool("x"))) == asyncio.run(
         prm.score(t.context, pool("x"))
     )
+    tried = threading.Event()
+    step = prm.driver.llm.step
+
+    def after_the_other() -> Any:
+        assert tried.wait(60)  # otherwise it may be over before the other loop has begun
+        return step()
+
+    def other() -> None:
+        try:
+            asyncio.run(prm.score(t.context, pool("x")))
+        finally:
+            tried.set()
 
     async def join() -> None:
         running = asyncio.create_task(prm.score(t.context, pool(*OTHERS)))
         await asyncio.sleep(0)
         with pytest.raises(ScorerError, match="at work on another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(prm.score(t.context, pool("x"))))
+            await asyncio.to_thread(other)
         assert len(await running) == len(OTHERS)
 
+    monkeypatch.setattr(prm.driver.llm, "step", after_the_other)
     asyncio.run(join())
 
 
