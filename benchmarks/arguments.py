@@ -43,11 +43,10 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def told(work: Callable[[], object]) -> int:
+def told(work: Callable[[], int | None]) -> int:
     """Exit status of `work`; an error of ours is a line on stderr."""
     try:
-        work()
+        return work() or 0
     except KVRescueError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
-    return 0

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import told
 from benchmarks.ratios import Ratio, Size
-from kvrescue.errors import KVRescueError
 from kvrescue.evaluation.files import write_whole
 from kvrescue.evaluation.surroundings import versions
 
@@ -41,13 +41,12 @@ def main() -> int:
     parser.add_argument("--size", type=Size, choices=list(Size), default=Size.FULL)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    try:
+
+    def work() -> None:
         found = measured(args.module, args.size)
-    except KVRescueError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    write_whole(args.out, json.dumps(found, allow_nan=False).encode())
-    return 0
+        write_whole(args.out, json.dumps(found, allow_nan=False).encode())
+
+    return told(work)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report as reports
-from benchmarks.arguments import folder
+from benchmarks.arguments import folder, told
 from benchmarks.environments import ROOT, interpreter, missing, variables
 from benchmarks.members import MEMBERS, Member, chosen
 from benchmarks.ratios import Ratio, Size
 from benchmarks.report import Outcome, Report, figure
 from kvrescue.cli.interrupts import Interruption
-from kvrescue.errors import ConfigError, KVRescueError, RunError
+from kvrescue.errors import ConfigError, RunError
 from kvrescue.evaluation.files import locked
 from kvrescue.evaluation.surroundings import surroundings
 from kvrescue.faults import whole_number
@@ -49,19 +49,20 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False, emoji=False)
     interruption = Interruption()
-    try:
+
+    def work() -> int:
         if args.list:
             _list(args.only)
             return 0
         with interruption:
             return _run(args, console)
+
+    try:
+        return told(work)
     except (KeyboardInterrupt, SystemExit):
         if interruption.code is None:
             raise
         return interruption.code
-    except KVRescueError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

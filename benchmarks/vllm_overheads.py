@@ -222,8 +222,8 @@ def measured(
             for name, seen in turns.items():
                 together = peers | {name: sides[name]}
                 seen.append(asyncio.run(turn(together, ids, live, args.tokens)))
-                told = ", ".join(f"{side} {1000 * s:.2f} ms" for side, s in seen[-1].items())
-                print(f"{model} {live} {number}: {told}", file=sys.stderr)
+                line = ", ".join(f"{side} {1000 * s:.2f} ms" for side, s in seen[-1].items())
+                print(f"{model} {live} {number}: {line}", file=sys.stderr)
     for side in sides.values():
         if isinstance(side, Ours):
             asyncio.run(side.policy.aclose())

@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.arguments import folder
 from benchmarks.gpu import kernels_checks, torch_checks, vllm_checks  # noqa: F401 - they register checks
 from benchmarks.gpu.checks import CHECKS, Place, Result, run
 
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-report")))
+    parser.add_argument("--out", type=folder, default=Path(os.environ.get("OUT", "gpu-report")))
     parser.add_argument("--limit", type=float, default=480, help="seconds for everything")
     parser.add_argument("--group", choices=list(CHECKS), help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true", help="--device cpu --quick")

@@ -66,7 +66,7 @@ def score_rkv(
     out = keys.new_empty(order.shape)
     if not out.numel():
         return out
-    flat_keys, key_stride = _lines(keys.contiguous() if keys.stride(3) != 1 else keys)
+    flat_keys, key_stride = _vectors(keys)
     flat_order, order_stride = _lines(order)
     seen, _ = _lines(state["seen"])
     inverse, stride = _lines(state["inverse"])
@@ -136,7 +136,7 @@ def score_snapkv(
     out = keys.new_empty(order.shape)
     if not out.numel():
         return out
-    flat_keys, key_stride = _lines(keys.contiguous() if keys.stride(3) != 1 else keys)
+    flat_keys, key_stride = _vectors(keys)
     flat_order, order_stride = _lines(order)
     ring = seen.shape[3]
     flat_seen, stride = _lines(seen)
@@ -180,7 +180,7 @@ def drop(
     rows, heads, length, dim = keys.shape
     if not slots.numel():
         return
-    flat_keys, key_stride = _lines(keys.contiguous() if keys.stride(3) != 1 else keys)
+    flat_keys, key_stride = _vectors(keys)
     flat_order, order_stride = _lines(order)
     inverse, stride = _lines(state["inverse"])
     match, _ = _matches(state, "match" in state)
@@ -240,6 +240,11 @@ def _lines(value: Tensor) -> tuple[Array, int]:
         )
     size = (rows * heads - 1) * stride + length * width
     return value.as_strided((size,), (1,), value.storage_offset()).numpy(), stride
+
+
+def _vectors(keys: Tensor) -> tuple[Array, int]:
+    """The lines of keys, copied where the numbers of a key do not lie side by side."""
+    return _lines(keys.contiguous() if keys.stride(3) != 1 else keys)
 
 
 def _whole(value: Tensor) -> Array:
