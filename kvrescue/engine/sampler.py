@@ -90,15 +90,19 @@ def sample(
     # The largest logit becomes 0 first, so that no temperature, however low, overflows.
     temperature = max(sampling.temperature, torch.finfo(torch.float32).tiny)
     largest = logits.amax(dim=-1) if largest is None else largest
-    scaled = (logits - largest.unsqueeze(-1)) / temperature
+
+    def scaled(values: Tensor) -> Tensor:
+        return (values - largest.unsqueeze(-1)) / temperature
+
+    # What is ordered is logits: scaled, some that differ are the same float32.
     if sampling.top_k == 0 and sampling.top_p == 1.0:
-        order, mass = None, torch.softmax(scaled, dim=-1).double()
+        order, mass = None, torch.softmax(scaled(logits), dim=-1).double()
     elif 0 < sampling.top_k < vocab:
-        values, order = scaled.topk(sampling.top_k, dim=-1)
-        mass = torch.softmax(values.double(), dim=-1)
+        values, order = logits.topk(sampling.top_k, dim=-1)
+        mass = torch.softmax(scaled(values).double(), dim=-1)
     else:
-        values, order = scaled.sort(dim=-1, descending=True, stable=True)
-        mass = torch.softmax(values.double(), dim=-1)
+        values, order = logits.sort(dim=-1, descending=True, stable=True)
+        mass = torch.softmax(scaled(values).double(), dim=-1)
     if sampling.top_p < 1.0:
         enough = mass.cumsum(dim=-1) >= sampling.top_p
         mass[:, 1:].masked_fill_(enough[:, :-1], 0.0)
