@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,8 @@ def _deaf_children() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
     try:
         # It starts with the first process, and (before Python 3.13) unblocks both on the way.
-        resource_tracker.ensure_running()
+        with _tracker_quiet():
+            resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         yield
     finally:
@@ -188,6 +190,20 @@ def _deaf_children() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+@contextlib.contextmanager
+def _tracker_quiet() -> Iterator[None]:
+    """A resource tracker started meanwhile does not complain of what it clears away.
+
+    It removes semaphores and shared memory of workers that were ended on purpose and at once:
+    progress bars, vLLM's executors and whatever else a part of a worker's work may lock.
+    """
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it is started with our options
+    try:
+        yield
+    finally:
+        sys.warnoptions.pop()
 
 
 # -- in the worker ----------------------------------------------------------------------------
@@ -199,12 +215,6 @@ def set_up_worker(threads: int | None) -> None:
     from kvrescue.policies.vllm.quiet import quiet_vllm
 
     quiet_vllm()
-    with contextlib.suppress(ImportError):
-        from tqdm import tqdm
-
-        # By default bars share a semaphore of the system, which a worker that is ended leaves
-        # behind, and Python warns of it.
-        tqdm.set_lock(threading.RLock())
     if threads is not None:
         import torch
 

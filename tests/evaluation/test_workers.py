@@ -107,16 +107,22 @@ if __name__ == "__main__":
         assert signal.SIGTERM not in mask
 
 
-@pytest.mark.parametrize("task", ["shown", "hidden"])
-def test_a_worker_that_showed_a_bar_leaves_nothing_behind(task: str) -> None:
-    """Bars lock a semaphore of the system, unless they are told to lock something else."""
+@pytest.mark.parametrize("task", ["shown", "hidden", "lock", "memory"])
+@pytest.mark.parametrize("ended", ["left", "killed"])
+def test_what_a_worker_held_is_cleared_away_without_a_word(task: str, ended: str) -> None:
+    """Semaphores and shared memory have names in the system, which a killed process leaves."""
     code = f"""
-import contextlib
+import contextlib, json, os, signal
 from kvrescue.evaluation.workers import in_workers
-from tests.evaluation.work import show_bars
+from tests.evaluation.work import hold
 if __name__ == "__main__":
-    with contextlib.closing(in_workers(show_bars, [{task!r}] * 2, 2)) as found:
-        print(next(found).message)
+    with contextlib.closing(in_workers(hold, [{task!r}], 1)) as found:
+        print(json.dumps(next(found).message), flush=True)
+        if {ended!r} == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
 """
     done = program(code)
-    assert (done.stdout, done.stderr) == (f"{task}\n", "")
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL if ended == "killed" else 0, "")
+    held = json.loads(done.stdout)
+    assert held
+    assert not any(Path(name).exists() for name in held)

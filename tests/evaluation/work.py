@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -26,13 +29,25 @@ def blocked(_: int) -> Iterator[set[int]]:
     yield {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
 
 
-def show_bars(task: str) -> Iterator[str]:
-    """Shows a progress bar, as loading a model does, and then waits for its end."""
+def hold(task: str) -> Iterator[list[str]]:
+    """Yields what the system now has under a name because of this process, and waits for its end.
+
+    A progress bar, shown or hidden, as loading a model has; a lock, as vLLM's executors have.
+    """
     set_up_worker(None)
-    for _ in tqdm(range(2), disable=task == "hidden", file=io.StringIO()):
-        pass
-    yield task
+    if task == "memory":
+        held: object = SharedMemory(create=True, size=1)
+    elif task == "lock":
+        held = multiprocessing.Lock()
+    else:
+        held = tqdm(range(2), disable=task == "hidden", file=io.StringIO())
+        list(held)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    # A semaphore is mapped under a passing name.
+    mapped = {int(fields[4]) for fields in maps if fields[5:] and "/dev/shm/" in fields[5]}
+    yield [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in mapped]
     time.sleep(3600)
+    del held
 
 
 def misbehave(task: str) -> Iterator[object]:

@@ -29,6 +29,15 @@ __all__ = ["Driver", "EngineDriver"]
 T = TypeVar("T")
 
 
+def _threads_agreed() -> None:
+    """Give this thread the process's number of threads (torch.set_num_threads) before vLLM counts.
+
+    OpenMP counts for each thread, and torch tells a new one only at its first parallel operation:
+    vLLM on a CPU would plan a step's attention for one number, and fail when it runs with another.
+    """
+    torch.get_num_threads()  # tells it, as every use of torch's number does
+
+
 @contextlib.contextmanager
 def _process_kept() -> Iterator[None]:
     """When a worker starts, vLLM seeds the generators of the whole process, and on a CPU it turns
@@ -122,6 +131,7 @@ class EngineDriver(abc.ABC, Generic[T]):
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
+        _threads_agreed()
         try:
             with _process_kept():
                 self.llm: Any = LLMEngine(
@@ -206,6 +216,7 @@ class EngineDriver(abc.ABC, Generic[T]):
     async def _drive(self) -> None:
         await _hold_still()  # let everybody who wants work queue it first: it runs as a batch
         while self._waiting:
+            _threads_agreed()
             try:
                 outputs = self.llm.step()
             except Exception as error:
