@@ -7,9 +7,16 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
-    try:
-        from kvrescue.cli.app import app
-    except KeyboardInterrupt:  # while it starts
-        raise SystemExit(130) from None
+    from kvrescue.cli.interrupts import INTERRUPTED, Interruption
 
-    app(prog_name="kvrescue")
+    try:
+        with Interruption():
+            from typer.main import get_command
+
+            from kvrescue.cli.app import app
+
+            command = get_command(app)
+    except KeyboardInterrupt:  # while it starts
+        raise SystemExit(INTERRUPTED) from None
+
+    command(prog_name="kvrescue")

@@ -24,6 +24,14 @@ _SOON: Final = 0.05
 """Seconds until an interruption that was swallowed is repeated."""
 
 
+class _CtrlC(KeyboardInterrupt):
+    """A KeyboardInterrupt that is over once it is caught.
+
+    After a plain one that has passed through `exec` of a text (dataclasses are made so), CPython
+    ends the process by SIGINT at last, whatever its exit code (Py_RunMain, run_eval_code_obj).
+    """
+
+
 class Interruption:
     """What interrupts a command; a context manager around it.
 
@@ -92,7 +100,7 @@ class Interruption:
             signal.raise_signal(number)
         self._repeat = False
         interrupted = self.code == INTERRUPTED
-        self._raised = KeyboardInterrupt() if interrupted else SystemExit(self.code)
+        self._raised = _CtrlC() if interrupted else SystemExit(self.code)
         raise self._raised
 
     def _unraisable(self, found: Any) -> None:

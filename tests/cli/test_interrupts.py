@@ -87,6 +87,33 @@ def test_it_is_told_at_once_and_ends_as_documented(
 
 
 @EACH
+def test_where_python_runs_a_text_it_ends_the_same(sent: signal.Signals) -> None:
+    """As while dataclasses are made: of a plain KeyboardInterrupt CPython dies, caught or not."""
+    work = """
+    exec("ready(); threading.Event().wait()")
+    """
+    assert interrupted(command(work), sent) == (CODES[sent], "", f"ready\n{SAID[sent]}")
+
+
+@EACH
+def test_one_while_the_program_is_imported(sent: signal.Signals) -> None:
+    code = f"""
+import signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "kvrescue.cli.app":
+            exec("signal.raise_signal(signal.{sent.name})")
+sys.meta_path.insert(0, Finder())
+from kvrescue.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (CODES[sent], "", SAID[sent])
+
+
+@EACH
 def test_one_that_is_swallowed_comes_again(sent: signal.Signals) -> None:
     """Python prints and drops what is raised within a `__del__`; the work would go on for ever."""
     work = """
