@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+T = TypeVar("T")
 
 HERE = Path(__file__).parent
 ARGUMENTS = [
@@ -26,6 +29,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE = 15
+"""Seconds that a page has for anything."""
 VARIABLE = "KVRESCUE_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -85,7 +90,19 @@ class Reader:
         self.page.goto("about:blank")
         self.page.goto(self._pages[name].as_uri() + address)
         self.page.wait_for_selector("body[data-ready]")
+        # Steps that the address opens are filled a moment later.
+        self.page.wait_for_function(
+            "() => !document.querySelector('.round[open]:not(:has(.candidate))')"
+        )
         return self.page
+
+    def soon(self, look: Callable[[], T], seen: T) -> None:
+        """Asserts that `look()` comes to be `seen`; pages follow clicks and addresses a moment
+        later, as those of `expect` that come with playwright know, too."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := look()) != seen and time.monotonic() < deadline:
+            self.page.wait_for_timeout(20)
+        assert found == seen
 
     def listed(self) -> list[str]:
         """Ids of the problems in the list."""
@@ -112,7 +129,7 @@ def reader(browser: Browser, pages: dict[str, Path], request: pytest.FixtureRequ
             wrong.append(f"request: {url}")
 
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(1000 * PATIENCE)
     page.on("console", lambda told: wrong.append(f"{told.type}: {told.text}"))
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
     page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
