@@ -13,15 +13,14 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Generic, TypeVar, cast
 
+from kvrescue.children import deaf_children
 from kvrescue.errors import KVRescueError, WorkerError
 from kvrescue.waiting import TURN
 
@@ -31,6 +30,9 @@ MOST_WORKERS: Final = 256
 
 T = TypeVar("T")
 M = TypeVar("M")
+
+_DEAF: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""What a worker does not hear while it starts; of these, SIGTERM it hears afterwards."""
 
 # The C library hands memory of large tensors back to the system and asks for it again at every
 # step; workers keep it. Read by glibc when a process starts, ignored elsewhere.
@@ -70,7 +72,7 @@ def in_workers(
     rest = iter(enumerate(tasks))
     crew: dict[Connection, _Worker[T, M]] = {}
     try:
-        with _deaf_children():
+        with deaf_children(_DEAF):
             count = min(workers, len(tasks))
             for _ in range(count):
                 worker = _Worker.start(work, count)
@@ -158,52 +160,6 @@ def _end_of(exitcode: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"by {signal.Signals(-exitcode).name}"
     return f"with exit code {exitcode}"
-
-
-_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C, nor that the terminal was closed: it is the
-    parent who decides what to end.
-
-    Nor is the parent interrupted in the middle of starting one, which would then complain: what
-    comes meanwhile is raised afterwards.
-    """
-    came: list[int] = []
-    handlers: dict[signal.Signals, Any] = {}
-    for number in _ENDINGS:
-        with contextlib.suppress(ValueError):  # only the main thread has handlers
-            # A blocked signal may still reach another thread, and Python then handles it in this.
-            handlers[number] = signal.signal(number, lambda number, _: came.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
-    try:
-        # It starts with the first process, and (before Python 3.13) unblocks both on the way.
-        with _tracker_quiet():
-            resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
-
-
-@contextlib.contextmanager
-def _tracker_quiet() -> Iterator[None]:
-    """A resource tracker started meanwhile does not complain of what it clears away.
-
-    It removes semaphores and shared memory of workers that were ended on purpose and at once:
-    progress bars, vLLM's executors and whatever else a part of a worker's work may lock.
-    """
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it is started with our options
-    try:
-        yield
-    finally:
-        sys.warnoptions.pop()
 
 
 # -- in the worker ----------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, PolicyError
+from kvrescue.policies.vllm.alone import alone
 from kvrescue.policies.vllm.messages import Ticket
-from kvrescue.policies.vllm.quiet import deaf
+from kvrescue.policies.vllm.ranks import clear_away, ranks_in_order
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
 
@@ -65,13 +66,15 @@ def _own_shutdown(owner: object, client: Any) -> weakref.finalize[[Any], Any]:
 
 
 def _shut_down(core: Any) -> None:
-    _alive.discard(id(core))
-    if _alive:
-        core.structured_output_manager.clear_backend()
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
-    else:
-        core.shutdown()
+    with alone():
+        _alive.discard(id(core))
+        if _alive:
+            core.structured_output_manager.clear_backend()
+            core.model_executor.shutdown()
+            core.scheduler.shutdown()
+        else:
+            core.shutdown()
+            clear_away()
 
 
 _TURNS = 12
@@ -131,22 +134,9 @@ class EngineDriver(abc.ABC, Generic[T]):
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
-        _threads_agreed()
-        try:
-            with _process_kept():
-                self.llm: Any = LLMEngine(
-                    vllm_config,
-                    Executor.get_class(vllm_config),
-                    log_stats=False,
-                    multiprocess_mode=False,
-                )
-        except KVRescueError:
-            raise
-        except Exception as error:
-            raise _not_started(name, vllm_config, error) from error
-        self._finalizer = _own_shutdown(self, self.llm.engine_core)
-        if vllm_config.parallel_config.distributed_executor_backend == "mp":
-            self.llm.collective_rpc(deaf)
+        with alone():
+            self.llm: Any = self._build(vllm_config)
+            self._finalizer = _own_shutdown(self, self.llm.engine_core)
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         self.steps = 0
         self._numbers = itertools.count()
@@ -154,6 +144,24 @@ class EngineDriver(abc.ABC, Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broken: Exception | None = None
+
+    def _build(self, vllm_config: Any) -> LLMEngine:
+        _threads_agreed()
+        ranks = vllm_config.parallel_config.world_size
+        try:
+            with _process_kept(), ranks_in_order(ranks):
+                return LLMEngine(
+                    vllm_config,
+                    Executor.get_class(vllm_config),
+                    log_stats=False,
+                    multiprocess_mode=False,
+                )
+        except BaseException as error:
+            if not _alive:
+                clear_away()
+            if isinstance(error, KVRescueError) or not isinstance(error, Exception):
+                raise
+            raise _not_started(self.name, vllm_config, error) from error
 
     @abc.abstractmethod
     def _finish(self, output: Any, done: asyncio.Future[T]) -> None:
@@ -218,7 +226,8 @@ class EngineDriver(abc.ABC, Generic[T]):
         while self._waiting:
             _threads_agreed()
             try:
-                outputs = self.llm.step()
+                with alone():
+                    outputs = self.llm.step()
             except Exception as error:
                 self._fail(self._typed(error))
                 return

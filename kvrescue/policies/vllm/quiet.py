@@ -10,13 +10,12 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import warnings
 from typing import Final
 
-__all__ = ["deaf", "quiet_vllm", "usable_cache"]
+__all__ = ["quiet_vllm", "usable_cache"]
 
 _SETTINGS: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -65,8 +64,3 @@ def usable_cache() -> str | None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["VLLM_CACHE_ROOT"] = folder
     return f"{told}: this run starts without it; set VLLM_CACHE_ROOT"
-
-
-def deaf(_: object) -> None:
-    """A rank of vLLM does not hear Ctrl-C, which reaches it, too: its parent ends it in order."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

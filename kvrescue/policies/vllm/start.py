@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from kvrescue.engine.checkpoint import Checkpoint
 from kvrescue.errors import ConfigError, KVRescueError, nearest
 from kvrescue.evictors.base import Evictor
+from kvrescue.policies.vllm.alone import alone
 from kvrescue.policies.vllm.export import model_folder
 from kvrescue.policies.vllm.options import OWNED, pack
 from kvrescue.policies.vllm.refusals import REFUSALS, check_config
@@ -112,7 +113,8 @@ def create_config(
     merged = {**settings, **options}
     _choose_executor(merged)
     try:
-        return EngineArgs(**merged).create_engine_config()
+        with alone():
+            return EngineArgs(**merged).create_engine_config()
     except KVRescueError:
         raise
     except Exception as error:  # whatever its checks stumble over
