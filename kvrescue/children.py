@@ -34,9 +34,7 @@ def deaf_children(to: Set[signal.Signals] = _TERMINALS) -> Iterator[None]:
             handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, to)
     try:
-        # It starts with the first process, and (before Python 3.13) unblocks some on the way.
-        quiet_tracker()
-        signal.pthread_sigmask(signal.SIG_BLOCK, to)
+        quiet_tracker()  # it starts with the first process
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -47,14 +45,17 @@ def deaf_children(to: Set[signal.Signals] = _TERMINALS) -> Iterator[None]:
 
 
 def quiet_tracker() -> None:
-    """Start multiprocessing's resource tracker, unless it runs, so that it does not complain of
-    what it clears away.
+    """Start multiprocessing's resource tracker, unless it runs, so that it outlives a terminal and
+    does not complain of what it clears away.
 
     It removes semaphores and shared memory of processes that were ended on purpose and at once:
     progress bars, vLLM's executors and whatever else a part of their work may lock.
     """
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it is started with our options
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
     try:
         resource_tracker.ensure_running()
     finally:
+        # Before Python 3.13, SIGINT and SIGTERM have been unblocked on the way.
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sys.warnoptions.pop()

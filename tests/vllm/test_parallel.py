@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import time
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -13,9 +17,11 @@ from kvrescue.errors import ConfigError, PolicyError
 from kvrescue.evictors import RKV, SnapKV
 from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
+from tests.cli.test_interrupts import CODES, SAID
 from tests.policies.parts import BASE, idle, questions, step
 from tests.vllm.parity import compare
 from tests.vllm.parts import vllm_policy
+from tests.vllm.test_cli import QUESTION, SECONDS, alive, children, start
 
 RANKS = 2
 
@@ -64,3 +70,45 @@ async def test_a_worker_that_dies_is_an_error_and_no_hang() -> None:
 def test_more_ranks_than_kv_heads_are_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size = 4 is not supported"):
         parallel(RKV(budget=32, window=16), ranks=4)
+
+
+def shared(groups: set[str]) -> list[str]:
+    """Memory that groups of ranks share."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(groups))]
+
+
+@pytest.mark.parametrize(
+    ("moment", "sent"), [("ranks start", signal.SIGINT), ("ranks are warm", signal.SIGHUP)]
+)
+def test_a_terminal_that_interrupts_ends_the_ranks_in_order(
+    moment: str, sent: signal.Signals
+) -> None:
+    """It tells every process of its group; nobody complains, and nothing stays."""
+    options = "proposers.base.policy.options={tensor_parallel_size: 2}"
+    arguments = ["solve", QUESTION, "--engine", "vllm", "--set", options]
+    folder = Path(mkdtemp())  # where they meet; of a path so short that it may name sockets
+    process = start(*arguments, start_new_session=True, TMPDIR=str(folder))
+    groups: set[str] = set()
+    deadline = time.monotonic() + SECONDS
+    try:
+        while len(ranks := children(process)) < 1 + RANKS or not (
+            moment == "ranks start" or shared(groups)
+        ):  # one of the children is multiprocessing's resource tracker
+            groups |= {file.name for file in folder.glob("vllm_dist_*")}
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, sent)
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    said = [line for line in errors.splitlines() if not line.startswith("Triton is installed")]
+    assert (process.returncode, output) == (CODES[sent], "")
+    assert said == SAID[sent].splitlines()
+    while any(alive(child) for child in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert bool(groups) == (moment == "ranks are warm")
+    assert not list(folder.glob("vllm_dist_*"))
+    assert not shared(groups)
+    shutil.rmtree(folder)

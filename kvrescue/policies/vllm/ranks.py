@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
 from vllm.platforms import current_platform
-from vllm.v1.executor.multiproc_executor import WorkerProc
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 
 from kvrescue.children import deaf_children, quiet_tracker
 
@@ -24,12 +25,13 @@ _names: set[str] = set()
 @contextlib.contextmanager
 def ranks_in_order(count: int) -> Iterator[None]:
     """Ranks started meanwhile ignore Ctrl-C and a closed terminal from the beginning, which reach
-    them, too: their parent ends them in order. On a CPU they share its cores.
+    them, too: their parent ends them in order. On a CPU they share its cores. When one fails, or
+    the parent is interrupted, they all end at once, where vLLM would wait for what they load.
 
     Args:
         count: of the ranks; one runs in this process.
     """
-    stock = WorkerProc.make_worker_process
+    stock, stock_end = WorkerProc.make_worker_process, MultiprocExecutor._ensure_worker_termination
 
     def start(*args: Any, **kwargs: Any) -> Any:
         _note(kwargs["distributed_init_method"])
@@ -39,11 +41,20 @@ def ranks_in_order(count: int) -> Iterator[None]:
     if count > 1:
         quiet_tracker()
         WorkerProc.make_worker_process = staticmethod(start)
+        MultiprocExecutor._ensure_worker_termination = staticmethod(_end)
     try:
         yield
     finally:
         WorkerProc.make_worker_process = staticmethod(stock)
+        MultiprocExecutor._ensure_worker_termination = staticmethod(stock_end)
         _note(os.environ.get("VLLM_DIST_IDENT", ""))  # told by a rank in this process
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 @contextlib.contextmanager

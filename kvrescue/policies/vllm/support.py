@@ -95,8 +95,19 @@ _METHODS: Final[dict[str, tuple[str, ...]]] = {
         "positions",
     ),
     "vllm.v1.worker.cpu_worker:CPUWorker.init_device": (),
+    "vllm.v1.executor.multiproc_executor:WorkerProc.make_worker_process": (
+        "local_rank",
+        "rank",
+        "distributed_init_method",
+        "input_shm_handle",
+        "shared_worker_lock",
+        "is_driver_worker",
+        "inherited_fds",
+    ),
+    "vllm.v1.executor.multiproc_executor:MultiprocExecutor._ensure_worker_termination": (),
 }
-"""Methods that are overridden or wrapped, and the parameters they must have, in order."""
+"""Methods that are overridden or wrapped, and the parameters they must have, in order, but for the
+first."""
 
 
 def require_vllm(kind: str = "vllm") -> None:
