@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 
 from kvrescue.policies.vllm.alone import alone
-from tests.vllm.test_cli import ROOT, USERS
+from tests.vllm.test_threads import printed
 
 BUILDS = """
 import os, threading
@@ -34,15 +32,7 @@ print(len(told), told[0] == told[1] == told[2])
 
 
 def test_three_are_built_and_used_at_the_same_time() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BUILDS],
-        cwd=ROOT,
-        env=USERS,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert (done.returncode, done.stdout) == (0, "3 True\n"), done.stderr
+    assert printed(BUILDS) == "3 True\n"
 
 
 def test_whoever_is_alone_may_go_on_and_the_others_wait() -> None:
