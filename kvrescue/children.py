@@ -9,10 +9,11 @@ from collections.abc import Iterator, Set
 from multiprocessing import resource_tracker
 from typing import Any, Final
 
-__all__ = ["deaf_children", "quiet_tracker"]
+__all__ = ["ENDINGS", "deaf_children", "quiet_tracker"]
 
 _TERMINALS: Final = frozenset({signal.SIGINT, signal.SIGHUP})
-_ENDINGS: Final = _TERMINALS | {signal.SIGTERM}
+ENDINGS: Final = _TERMINALS | {signal.SIGTERM}
+"""Signals by which somebody asks a process to end."""
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def deaf_children(to: Set[signal.Signals] = _TERMINALS) -> Iterator[None]:
     """
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
-    for number in _ENDINGS:
+    for number in ENDINGS:
         with contextlib.suppress(ValueError):  # only the main thread has handlers
             # A blocked signal may still reach another thread, and Python then handles it in this.
             handlers[number] = signal.signal(number, lambda number, _: came.append(number))

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Generic, TypeVar, cast
 
-from kvrescue.children import deaf_children
+from kvrescue.children import ENDINGS, deaf_children
 from kvrescue.errors import KVRescueError, WorkerError
 from kvrescue.waiting import TURN
 
@@ -30,9 +30,6 @@ MOST_WORKERS: Final = 256
 
 T = TypeVar("T")
 M = TypeVar("M")
-
-_DEAF: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""What a worker does not hear while it starts; of these, SIGTERM it hears afterwards."""
 
 # The C library hands memory of large tensors back to the system and asks for it again at every
 # step; workers keep it. Read by glibc when a process starts, ignored elsewhere.
@@ -72,7 +69,7 @@ def in_workers(
     rest = iter(enumerate(tasks))
     crew: dict[Connection, _Worker[T, M]] = {}
     try:
-        with deaf_children(_DEAF):
+        with deaf_children(ENDINGS):  # SIGTERM, too, until they have started
             count = min(workers, len(tasks))
             for _ in range(count):
                 worker = _Worker.start(work, count)
