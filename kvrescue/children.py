@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Set
 from multiprocessing import resource_tracker
 from typing import Any, Final
@@ -28,21 +29,39 @@ def deaf_children(to: Set[signal.Signals] = _TERMINALS) -> Iterator[None]:
         to: signals that they have blocked from the beginning.
     """
     came: list[int] = []
-    handlers: dict[signal.Signals, Any] = {}
-    for number in ENDINGS:
-        with contextlib.suppress(ValueError):  # only the main thread has handlers
+    with contextlib.ExitStack() as later:
+        if threading.current_thread() is threading.main_thread():  # only it has handlers
             # A blocked signal may still reach another thread, and Python then handles it in this.
-            handlers[number] = signal.signal(number, lambda number, _: came.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, to)
-    try:
+            later.enter_context(_noted(came))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, to)
+        later.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         quiet_tracker()  # it starts with the first process
         yield
+
+
+@contextlib.contextmanager
+def _noted(came: list[int]) -> Iterator[None]:
+    """Whoever handles `ENDINGS` hears of each once, afterwards."""
+    # None is a handler that only its owner, who is no program in Python, could put back.
+    handlers = {n: h for n in ENDINGS if (h := signal.getsignal(n)) is not None}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        with contextlib.ExitStack() as then:  # whatever one of them raises
+            for number in reversed(dict.fromkeys(came)):
+                then.callback(_tell, number, handlers[signal.Signals(number)])
+            for number, handler in handlers.items():
+                then.callback(signal.signal, number, handler)
+
+
+def _tell(number: int, handler: Any) -> None:
+    """Not by a signal, if it can be helped: an event loop has noticed (`signal.set_wakeup_fd`)."""
+    if callable(handler):
+        handler(number, None)
+    elif handler is signal.SIG_DFL:
+        signal.raise_signal(number)
 
 
 def quiet_tracker() -> None:

@@ -114,7 +114,7 @@ class VLLMPRM(Scorer):
 
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""
-        self.driver.shutdown()
+        await self.driver.aclose()
 
 
 def _inspected(checkpoint: Checkpoint) -> tuple[str, Any, tuple[bool, ...]]:

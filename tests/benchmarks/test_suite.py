@@ -20,6 +20,7 @@ from benchmarks.report import Report, read
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.files import locked
 from tests.benchmarks.fakes import FAKES, install
+from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
 _FAKED = (
@@ -113,18 +114,6 @@ def test_a_report_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert str(ROOT) in (tmp_path / "fails.log").read_text()  # so there was something to hide
 
 
-def gone(numbers: list[int]) -> bool:
-    """Whether none of the processes runs any more."""
-    for number in numbers:
-        try:
-            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            return False
-    return True
-
-
 @pytest.mark.usefixtures("fakes")
 def test_what_hangs_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,7 +131,7 @@ def test_what_hangs_is_ended_with_its_children(
     assert hung.why.startswith("more than ")
     numbers = [int(word) for word in tells.read_text().split()]
     assert len(numbers) == 2
-    assert gone(numbers)
+    assert not any(alive(number) for number in numbers)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -164,7 +153,7 @@ def test_an_interruption_leaves_what_is_finished(tmp_path: Path, number: signal.
     assert statuses(out) == {"passes": "done", "hangs": "interrupted"}
     assert "two over one" in (out / "report.md").read_text()
     numbers = [int(word) for word in tells.read_text().split()]
-    assert gone(numbers)
+    assert not any(alive(number) for number in numbers)
 
 
 @pytest.mark.usefixtures("fakes")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_interrupts import SAID
+from tests.processes import children, wait_for_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,10 +113,6 @@ def test_interrupt_keeps_the_trace(
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_demo_leaves_no_process(sent: signal.Signals, code: int) -> None:
     process = start("demo", "--problems", "2", "--workers", "2")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.parent.exists():
-        process.kill()
-        pytest.skip("needs /proc")
     try:
         deadline = time.monotonic() + 240
         found: list[str] = []
@@ -123,24 +120,18 @@ def test_interrupted_demo_leaves_no_process(sent: signal.Signals, code: int) -> 
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-            found = children.read_text().split()
+            found = children(process.pid)
         process.send_signal(sent)
         _, errors = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == code
     assert errors == SAID[sent]
-    while any(Path("/proc", child).exists() for child in found):
-        assert time.monotonic() < deadline + 240
-        time.sleep(0.05)
+    wait_for_end(found)
 
 
 def test_a_killed_worker_is_told_with_its_way_out() -> None:
     process = start("demo", "--problems", "2", "--workers", "4", "--json")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.parent.exists():
-        process.kill()
-        pytest.skip("needs /proc")
     try:
         deadline = time.monotonic() + 240
         found: list[str] = []
@@ -148,7 +139,7 @@ def test_a_killed_worker_is_told_with_its_way_out() -> None:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-            found = children.read_text().split()
+            found = children(process.pid)
         killed = found[-1]
         os.kill(int(killed), signal.SIGKILL)
         output, errors = process.communicate(timeout=240)
@@ -159,9 +150,7 @@ def test_a_killed_worker_is_told_with_its_way_out() -> None:
     assert f"process {killed}, by SIGKILL" in error["message"]
     assert "try --workers 2, or --workers 1" in error["message"]
     assert errors == f"error: {error['message']}\n"
-    while any(Path("/proc", child).exists() for child in found):
-        assert time.monotonic() < deadline + 240
-        time.sleep(0.05)
+    wait_for_end(found)
 
 
 def test_reader_that_goes_away(config: str) -> None:

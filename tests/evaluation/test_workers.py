@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,14 +15,7 @@ import pytest
 from kvrescue.errors import ConfigError, KVRescueError, WorkerError
 from kvrescue.evaluation.workers import in_workers
 from tests.evaluation.work import count_up, misbehave
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+from tests.processes import alive
 
 
 @pytest.mark.parametrize(("workers", "tasks"), [(1, 3), (2, 5), (4, 2)])

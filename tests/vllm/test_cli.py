@@ -19,6 +19,7 @@ from kvrescue.events import solution_from_dict
 from tests.cli.run import Ran
 from tests.cli.test_interrupts import SAID
 from tests.evaluation.here import here  # noqa: F401 - a fixture
+from tests.processes import children, wait_for_end
 
 ROOT = Path(__file__).parents[2]
 QUESTION = bill_at("test", 0, 1).question
@@ -50,19 +51,6 @@ def data(*arguments: str) -> Any:
     output, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, ""), output[-2000:]
     return json.loads(output)
-
-
-def children(process: subprocess.Popen[str]) -> list[str]:
-    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-
-
-def alive(process: str) -> bool:
-    """Whether a process runs; one that has ended may wait for somebody who asks how."""
-    try:
-        told = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return told.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_solve() -> None:
@@ -152,9 +140,7 @@ def test_ctrl_c_while_workers_start(seconds: float) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-        found = children(process)
+        found = children(process.pid)
     time.sleep(seconds)
     assert interrupted(process) == ""
-    while any(alive(child) for child in found):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_end(found)

@@ -19,9 +19,10 @@ from kvrescue.evictors.base import Evictor
 from kvrescue.policies.vllm.policy import VLLMPolicy
 from tests.cli.test_interrupts import CODES, SAID
 from tests.policies.parts import BASE, idle, questions, step
+from tests.processes import children, wait_for_end
 from tests.vllm.parity import compare
 from tests.vllm.parts import vllm_policy
-from tests.vllm.test_cli import QUESTION, SECONDS, alive, children, start
+from tests.vllm.test_cli import QUESTION, SECONDS, start
 
 RANKS = 2
 
@@ -91,7 +92,7 @@ def test_a_terminal_that_interrupts_ends_the_ranks_in_order(
     groups: set[str] = set()
     deadline = time.monotonic() + SECONDS
     try:
-        while len(ranks := children(process)) < 1 + RANKS or not (
+        while len(ranks := children(process.pid)) < 1 + RANKS or not (
             moment == "ranks start" or shared(groups)
         ):  # one of the children is multiprocessing's resource tracker
             groups |= {file.name for file in folder.glob("vllm_dist_*")}
@@ -105,9 +106,7 @@ def test_a_terminal_that_interrupts_ends_the_ranks_in_order(
     said = [line for line in errors.splitlines() if not line.startswith("Triton is installed")]
     assert (process.returncode, output) == (CODES[sent], "")
     assert said == SAID[sent].splitlines()
-    while any(alive(child) for child in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_end(ranks)
     assert bool(groups) == (moment == "ranks are warm")
     assert not list(folder.glob("vllm_dist_*"))
     assert not shared(groups)

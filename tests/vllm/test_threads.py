@@ -27,12 +27,12 @@ thread.join()
 """
 
 
-def printed(code: str, *arguments: str) -> str:
+def printed(code: str, *arguments: str, **variables: str) -> str:
     """By a program that somebody with a plain environment runs."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
-        env=USERS,
+        env=USERS | variables,
         capture_output=True,
         text=True,
         timeout=600,

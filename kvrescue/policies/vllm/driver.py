@@ -4,77 +4,25 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import itertools
-import random
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-import torch
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor import Executor
 
 from kvrescue.errors import ConfigError, KVRescueError, ModelLoadError, PolicyError
-from kvrescue.policies.vllm.alone import alone
+from kvrescue.policies.vllm.alone import alone, alone_on_loop
+from kvrescue.policies.vllm.lifetime import Life
 from kvrescue.policies.vllm.messages import Ticket
-from kvrescue.policies.vllm.ranks import clear_away, ranks_in_order
+from kvrescue.policies.vllm.process import threads_agreed
 from kvrescue.policies.vllm.scheduler import DraftScheduler
 from kvrescue.sampling import Sampling
 
 __all__ = ["Driver", "EngineDriver"]
 
 T = TypeVar("T")
-
-
-def _threads_agreed() -> None:
-    """Give this thread the process's number of threads (torch.set_num_threads) before vLLM counts.
-
-    OpenMP counts for each thread, and torch tells a new one only at its first parallel operation:
-    vLLM on a CPU would plan a step's attention for one number, and fail when it runs with another.
-    """
-    torch.get_num_threads()  # tells it, as every use of torch's number does
-
-
-@contextlib.contextmanager
-def _process_kept() -> Iterator[None]:
-    """When a worker starts, vLLM seeds the generators of the whole process, and on a CPU it turns
-    off torch.set_num_threads."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    set_num_threads = torch.set_num_threads
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        torch.set_num_threads = set_num_threads
-
-
-_alive: set[int] = set()
-
-
-def _own_shutdown(owner: object, client: Any) -> weakref.finalize[[Any], Any]:
-    """vLLM tears down the process-wide distributed groups with any of its engines, even when one
-    is only garbage collected: here they stay until the last engine ends."""
-    client._finalizer.detach()
-    _alive.add(id(client.engine_core))
-    return weakref.finalize(owner, _shut_down, client.engine_core)
-
-
-def _shut_down(core: Any) -> None:
-    with alone():
-        _alive.discard(id(core))
-        if _alive:
-            core.structured_output_manager.clear_backend()
-            core.model_executor.shutdown()
-            core.scheduler.shutdown()
-        else:
-            core.shutdown()
-            clear_away()
 
 
 _TURNS = 12
@@ -134,9 +82,16 @@ class EngineDriver(abc.ABC, Generic[T]):
 
     def __init__(self, vllm_config: Any, name: str) -> None:
         self.name = name
-        with alone():
-            self.llm: Any = self._build(vllm_config)
-            self._finalizer = _own_shutdown(self, self.llm.engine_core)
+        self._life = Life(vllm_config)
+        # Not at exit, when it could not wait for its turn.
+        weakref.finalize(self, self._life.drop).atexit = False
+        try:
+            with alone():
+                self.llm: Any = self._life.begin()
+        except KVRescueError:
+            raise
+        except Exception as error:
+            raise _not_started(name, vllm_config, error) from error
         self.scheduler: Any = self.llm.engine_core.engine_core.scheduler
         self.steps = 0
         self._numbers = itertools.count()
@@ -144,24 +99,6 @@ class EngineDriver(abc.ABC, Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broken: Exception | None = None
-
-    def _build(self, vllm_config: Any) -> LLMEngine:
-        _threads_agreed()
-        ranks = vllm_config.parallel_config.world_size
-        try:
-            with _process_kept(), ranks_in_order(ranks):
-                return LLMEngine(
-                    vllm_config,
-                    Executor.get_class(vllm_config),
-                    log_stats=False,
-                    multiprocess_mode=False,
-                )
-        except BaseException as error:
-            if not _alive:
-                clear_away()
-            if isinstance(error, KVRescueError) or not isinstance(error, Exception):
-                raise
-            raise _not_started(self.name, vllm_config, error) from error
 
     @abc.abstractmethod
     def _finish(self, output: Any, done: asyncio.Future[T]) -> None:
@@ -187,10 +124,19 @@ class EngineDriver(abc.ABC, Generic[T]):
 
     def shutdown(self) -> None:
         """Stop the engine and fail those who wait; idempotent."""
+        self._close()
+        with alone():
+            self._life.end()
+
+    async def aclose(self) -> None:
+        """`shutdown`, while the event loop goes on."""
+        self._close()
+        await alone_on_loop(self._life.end)
+
+    def _close(self) -> None:
         if self.llm is not None:
             self._fail(self.error(f"{self.name} is closed"))
             self.llm = None
-            self._finalizer()
 
     def _queue(self, name: str, tokens: Sequence[int], params: Any) -> asyncio.Future[T]:
         """Give a request to the engine; to be called after `_start`."""
@@ -224,20 +170,25 @@ class EngineDriver(abc.ABC, Generic[T]):
     async def _drive(self) -> None:
         await _hold_still()  # let everybody who wants work queue it first: it runs as a batch
         while self._waiting:
-            _threads_agreed()
             try:
-                with alone():
-                    outputs = self.llm.step()
+                outputs = await alone_on_loop(self._step)
             except Exception as error:
                 self._fail(self._typed(error))
                 return
-            self.steps += 1
             ended = [o for o in outputs if o.finished and o.request_id in self._waiting]
             for output in ended:
                 self._finish(output, self._waiting.pop(output.request_id))
             await (_hold_still() if ended else asyncio.sleep(0))
             while _holding.get(asyncio.get_running_loop()):  # noqa: ASYNC110 - turns are waited for
                 await asyncio.sleep(0)
+
+    def _step(self) -> Sequence[Any]:
+        if not self._waiting:  # it was closed, or all was aborted, before it had its turn
+            return ()
+        threads_agreed()
+        outputs: Sequence[Any] = self.llm.step()
+        self.steps += 1
+        return outputs
 
     def _typed(self, error: Exception) -> KVRescueError:
         """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""

@@ -95,7 +95,7 @@ class VLLMPolicy(LocalPolicy):
 
     async def aclose(self) -> None:
         """Stop the engine and free its memory."""
-        self.engine.driver.shutdown()
+        await self.engine.driver.aclose()
 
 
 def _model_config(checkpoint: Checkpoint) -> Any:

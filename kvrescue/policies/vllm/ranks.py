@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -14,40 +15,117 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 
 from kvrescue.children import deaf_children, quiet_tracker
+from kvrescue.policies.vllm.process import OMP_NUM_THREADS, told
 
-__all__ = ["clear_away", "ranks_in_order"]
+__all__ = ["Meeting", "Ranks"]
 
-_THREADS: Final = "OMP_NUM_THREADS"
-_names: set[str] = set()
-"""Of groups whose files in the system may be left."""
+_MEETS: Final = "VLLM_DIST_IDENT"
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+_LONGEST: Final = 107 - len("/01234567-0123-0123-0123-0123456789ab")
+"""Bytes of a folder in which sockets can have vLLM's names."""
 
 
-@contextlib.contextmanager
-def ranks_in_order(count: int) -> Iterator[None]:
-    """Ranks started meanwhile ignore Ctrl-C and a closed terminal from the beginning, which reach
-    them, too: their parent ends them in order. On a CPU they share its cores. When one fails, or
-    the parent is interrupted, they all end at once, where vLLM would wait for what they load.
+class Meeting:
+    """Where ranks met: files by which they found each other, and the memory that they share. vLLM
+    leaves these where a rank was killed."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def note(self, place: str) -> None:
+        name = Path(place).name
+        if name.startswith("vllm_dist_"):  # else it is a port, and some other program's file
+            self._names.add(name)
+
+    def clear_away(self) -> None:
+        """To be called when the ranks have ended."""
+        while self._names:
+            name = self._names.pop()  # it begins those of the shared memory
+            for folder in (tempfile.gettempdir(), "/dev/shm"):
+                for file in Path(folder).glob(f"{name}*"):
+                    with contextlib.suppress(OSError):
+                        file.unlink()
+
+
+class Ranks:
+    """Of one engine.
 
     Args:
         count: of the ranks; one runs in this process.
+        here: where ranks in this process meet; their group is that of all engines.
     """
-    stock, stock_end = WorkerProc.make_worker_process, MultiprocExecutor._ensure_worker_termination
 
-    def start(*args: Any, **kwargs: Any) -> Any:
-        _note(kwargs["distributed_init_method"])
-        with deaf_children(), _cores_shared(count):
-            return stock(*args, **kwargs)
+    def __init__(self, count: int, here: Meeting) -> None:
+        self._count = count
+        self._here = here
+        self._own = Meeting()
+        self._processes: list[BaseProcess] = []
+        self._sockets: str | None = None
+        self.at_once = True
+        """Whether to end without a word: while they load, they would not hear it."""
+        self._before: str | None = None
 
-    if count > 1:
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """While the engine starts. Its ranks ignore Ctrl-C and a closed terminal from the
+        beginning, which reach them, too: their parent ends them in order. On a CPU they share its
+        cores. When one fails, or the parent is interrupted, they all end `at_once`, where vLLM
+        would wait for what they load.
+        """
+        self._before = os.environ.get(_MEETS)
+        if self._count == 1:
+            yield
+            return
+        stock, stock_end = _methods()
         quiet_tracker()
-        WorkerProc.make_worker_process = staticmethod(start)
-        MultiprocExecutor._ensure_worker_termination = staticmethod(_end)
-    try:
-        yield
-    finally:
-        WorkerProc.make_worker_process = staticmethod(stock)
-        MultiprocExecutor._ensure_worker_termination = staticmethod(stock_end)
-        _note(os.environ.get("VLLM_DIST_IDENT", ""))  # told by a rank in this process
+
+        def start(*args: Any, **kwargs: Any) -> Any:
+            self._own.note(kwargs["distributed_init_method"])
+            with deaf_children(), _cores_shared(self._count):
+                handle = stock(*args, **kwargs)
+                self._processes.append(handle.proc)
+                return handle
+
+        def end(processes: Sequence[BaseProcess]) -> None:
+            (_end if self.at_once else stock_end)(processes)
+
+        with told(self._where()):
+            _replace(start, end)
+            try:
+                yield
+            finally:
+                _replace(stock, stock_end)
+
+    def note_here(self) -> None:
+        """Where a rank of this process met the others, if it got so far."""
+        if (now := os.environ.get(_MEETS)) != self._before:
+            self._here.note(now or "")
+
+    def _where(self) -> dict[str, str]:
+        """A folder of their own for the sockets of ranks, which vLLM leaves in that of temporary
+        files."""
+        if _SOCKETS in os.environ:
+            return {}
+        self._sockets = tempfile.mkdtemp(prefix="kvrescue-")
+        if len(os.fsencode(self._sockets)) > _LONGEST:
+            return {}
+        return {_SOCKETS: self._sockets}
+
+    def end(self) -> None:
+        """None of them runs, and nothing of theirs is left, when this returns."""
+        _end(self._processes)
+        self._own.clear_away()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def _methods() -> tuple[Any, Any]:
+    return WorkerProc.make_worker_process, MultiprocExecutor._ensure_worker_termination
+
+
+def _replace(start: Any, end: Any) -> None:
+    WorkerProc.make_worker_process = staticmethod(start)
+    MultiprocExecutor._ensure_worker_termination = staticmethod(end)
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
@@ -60,29 +138,11 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 @contextlib.contextmanager
 def _cores_shared(count: int) -> Iterator[None]:
     """Each rank computes with its share of the cores, unless somebody has said otherwise."""
-    if _THREADS in os.environ or not current_platform.is_cpu():
+    if OMP_NUM_THREADS in os.environ or not current_platform.is_cpu():
         yield
         return
-    os.environ[_THREADS] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    os.environ[OMP_NUM_THREADS] = str(max(1, len(os.sched_getaffinity(0)) // count))
     try:
         yield
     finally:
-        del os.environ[_THREADS]
-
-
-def clear_away() -> None:
-    """Remove the files by which ranks found each other and shared memory; vLLM leaves them where a
-    rank was killed. To be called when no engine is left."""
-    while _names:
-        name = _names.pop()
-        for folder in (tempfile.gettempdir(), "/dev/shm"):
-            for file in Path(folder).glob(f"{name}*"):
-                with contextlib.suppress(OSError):
-                    file.unlink()
-
-
-def _note(place: str) -> None:
-    """Note where ranks meet, if that is a file; its name begins those of the shared memory."""
-    name = Path(place).name
-    if name.startswith("vllm_dist_"):  # else it is a port, and some other program's file
-        _names.add(name)
+        del os.environ[OMP_NUM_THREADS]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,28 +27,10 @@ from kvrescue.evaluation.grading import (
     process,
 )
 from tests.evaluation.grading.cases import PAIRS
+from tests.processes import alive, wait_for_end
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (one that waits to be reaped does not)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def gone(*pids: int) -> bool:
-    """Whether all processes end."""
-    deadline = time.monotonic() + PATIENCE
-    while any(map(alive, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture
@@ -130,7 +111,7 @@ def test_nothing_is_left_after_closing(wild: Grader) -> None:
     waiting = [wild.submit(boxed("sleep"), "x") for _ in range(3)]
     wild.close()
     wild.close()
-    assert gone(*pids)
+    wait_for_end(pids, PATIENCE)
     for future in waiting:
         with pytest.raises(KVRescueError, match="closed"):
             future.result(PATIENCE)
@@ -148,7 +129,7 @@ def test_a_grader_that_is_dropped_takes_its_workers_along(
     pids = dropped.worker_pids
     del dropped
     gc.collect()
-    assert gone(*pids)
+    wait_for_end(pids, PATIENCE)
 
 
 def test_many_threads_and_loops(wild: Grader) -> None:
@@ -294,7 +275,7 @@ def test_workers_end_when_the_program_is_killed(tmp_path: Path, rest: str) -> No
         assert program.line() == "hanging\n"
     program.process.kill()
     program.end()
-    assert gone(*program.pids)
+    wait_for_end(program.pids, PATIENCE)
 
 
 def test_ctrl_c_ends_program_and_workers(tmp_path: Path) -> None:
@@ -304,13 +285,13 @@ def test_ctrl_c_ends_program_and_workers(tmp_path: Path) -> None:
     code, _, errors = program.end()
     assert code == -signal.SIGINT
     assert errors.count("KeyboardInterrupt") == 1
-    assert gone(*program.pids)
+    wait_for_end(program.pids, PATIENCE)
 
 
 def test_a_program_that_does_not_close_ends(tmp_path: Path) -> None:
     program = Program(tmp_path, 'grader.submit(r"\\boxed{sleep}", "x")', timeout=1000.0)
     assert program.end() == (0, "", "")
-    assert gone(*program.pids)
+    wait_for_end(program.pids, PATIENCE)
 
 
 def test_a_fork_cannot_use_its_parents_grader(tmp_path: Path) -> None:

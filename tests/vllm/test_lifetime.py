@@ -1,0 +1,176 @@
+"""Engines begin and end in a process: whatever happens to one, the others and the program stay."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from tests.vllm.test_threads import printed
+
+PROGRAM = """
+import asyncio, gc, multiprocessing, os, tempfile, time
+import torch
+from kvrescue.errors import ConfigError
+from kvrescue.evictors import RKV
+from kvrescue.policies.vllm.policy import VLLMPolicy
+from kvrescue.policies.vllm.worker import CPUWorker
+from tests.policies.parts import BASE, questions, step
+from tests.processes import orphans
+
+def policy(ranks=1, memory=16 << 20):
+    evictor = RKV(budget=32, window=16, observation=8, interval=1)
+    options = {"tensor_parallel_size": ranks}
+    return VLLMPolicy(BASE, evictor=evictor, kv_cache_bytes=memory, options=options)
+
+def proposed(policy):
+    async def run():
+        view = await policy.open(questions(1)[0], "base")
+        found = await view.propose(2, step(24), (), [1, 2], 512)
+        await view.close()
+        return [candidate.token_ids for candidate in found]
+    return asyncio.run(run())
+
+def close(policy):
+    asyncio.run(policy.aclose())
+
+before = orphans()
+
+def left():
+    ranks = sum(child.name.startswith("VllmWorker") for child in multiprocessing.active_children())
+    # torch keeps what it compiles.
+    files = [n for n in os.listdir(tempfile.gettempdir()) if not n.startswith("torchinductor_")]
+    return ranks, files
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For temporary files; of a path so short that it may name sockets."""
+    path = Path(mkdtemp())
+    yield path
+    shutil.rmtree(path)
+
+
+FAILS = """
+torch.set_num_threads(3)
+for count in (2, 1):
+    for memory in (1000, 1 << 50):
+        try:
+            policy(count, memory)
+        except ConfigError as error:
+            print(f"kv_cache_bytes = {memory}" in str(error), *left(), torch.get_num_threads())
+told = []
+for count in (2, 1, 2):
+    opened = policy(count)
+    told.append(proposed(opened))
+    close(opened)
+    print(*left(), torch.get_num_threads())
+print(told[0] == told[1] == told[2])
+for _ in range(100):  # others may be about to use what they have named
+    if not (names := orphans() - before):
+        break
+    time.sleep(0.1)
+print(names)
+"""
+
+
+def test_engines_that_fail_to_start_or_follow_each_other_leave_nothing(folder: Path) -> None:
+    """Neither ranks, nor what they share, nor their number of threads; the next one computes."""
+    output = printed(PROGRAM + FAILS, TMPDIR=str(folder), VLLM_LOGGING_STREAM="ext://sys.stderr")
+    assert output.splitlines() == ["True 0 [] 3"] * 4 + ["0 [] 3"] * 3 + ["True", "set()"]
+
+
+COLLECTS = """
+first = policy()
+expected = proposed(first)
+first.cycle = first
+load = CPUWorker.load_model
+def collects(self, *args, **kwargs):
+    gc.collect()
+    return load(self, *args, **kwargs)
+CPUWorker.load_model = collects
+gc.disable()
+del first
+second = policy()
+print(proposed(second) == expected)
+"""
+
+
+def test_a_policy_that_is_collected_while_another_starts_takes_nothing_with_it() -> None:
+    assert printed(PROGRAM + COLLECTS) == "True\n"
+
+
+DROPS = """
+import weakref
+kept = policy()
+expected = proposed(kept)
+dropped = policy({ranks})
+proposed(dropped)
+driver = weakref.ref(dropped.engine.driver)
+del dropped
+gc.collect()
+print(driver() is None, left()[0], proposed(kept) == expected)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_policy_that_is_dropped_ends(ranks: int) -> None:
+    """Though vLLM takes all that lives when an engine starts from the collection of garbage."""
+    assert printed(PROGRAM + DROPS.format(ranks=ranks)) == "True 0 True\n"
+
+
+FORKS = """
+opened = policy({ranks})
+expected = proposed(opened)
+child = os.fork()
+if not child:
+    close(opened)
+    del opened
+    gc.collect()
+    os._exit(0)  # as multiprocessing's do; torch does not survive an orderly end of a fork
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print(proposed(opened) == expected)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_fork_that_closes_it_leaves_the_engine_to_its_parent(ranks: int) -> None:
+    assert printed(PROGRAM + FORKS.format(ranks=ranks)) == "True\n"
+
+
+FREEZES = """
+gc.freeze()
+frozen = gc.get_freeze_count()
+opened = policy()
+print(gc.get_freeze_count() >= frozen)
+"""
+
+
+def test_what_the_program_has_frozen_stays_so() -> None:
+    assert printed(PROGRAM + FREEZES) == "True\n"
+
+
+INTERRUPTED = """
+from vllm.v1.engine.core import EngineCore
+other = policy()
+expected = proposed(other)
+def interrupt(*args):
+    raise KeyboardInterrupt
+stock = EngineCore._initialize_kv_caches
+EngineCore._initialize_kv_caches = interrupt
+try:
+    policy({ranks})
+except KeyboardInterrupt:
+    EngineCore._initialize_kv_caches = stock
+gc.collect()
+print(left()[0], proposed(other) == expected, proposed(policy({ranks})) == expected)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_start_that_is_interrupted_leaves_the_others(ranks: int) -> None:
+    assert printed(PROGRAM + INTERRUPTED.format(ranks=ranks)) == "0 True True\n"
