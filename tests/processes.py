@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
-__all__ = ["alive", "children", "orphans", "wait_for_end"]
+__all__ = ["alive", "children", "named", "shared", "wait_for_end"]
 
 
 def alive(number: int | str) -> bool:
@@ -33,13 +32,16 @@ def wait_for_end(numbers: Iterable[int | str], seconds: float = 600) -> None:
         time.sleep(0.05)
 
 
-def orphans() -> set[str]:
-    """Shared memory and semaphores that have a name in the system and no process that uses them."""
-    entries = {entry.name: entry.inode() for entry in os.scandir("/dev/shm")}
-    used = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended
-            for line in maps.read_text().splitlines():
-                if "/dev/shm/" in line:
-                    used.add(int(line.split()[4]))
-    return {name for name, inode in entries.items() if inode not in used}
+def shared(number: int | str) -> set[int]:
+    """Inodes of the shared memory and semaphores that a process uses; those have passing names."""
+    try:
+        maps = Path(f"/proc/{number}/maps").read_text()
+    except OSError:  # it has ended
+        return set()
+    fields = [line.split() for line in maps.splitlines()]
+    return {int(found[4]) for found in fields if found[5:] and "/dev/shm/" in found[5]}
+
+
+def named(inodes: Set[int]) -> list[str]:
+    """What of it has a name in the system."""
+    return [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]

@@ -9,12 +9,12 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 
 from tqdm import tqdm
 
 from kvrescue.errors import ConfigError
 from kvrescue.evaluation.workers import set_up_worker
+from tests.processes import named, shared
 
 
 def count_up(task: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -42,10 +42,7 @@ def hold(task: str) -> Iterator[list[str]]:
     else:
         held = tqdm(range(2), disable=task == "hidden", file=io.StringIO())
         list(held)
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    # A semaphore is mapped under a passing name.
-    mapped = {int(fields[4]) for fields in maps if fields[5:] and "/dev/shm/" in fields[5]}
-    yield [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in mapped]
+    yield named(shared(os.getpid()))
     time.sleep(3600)
     del held
 
