@@ -42,8 +42,9 @@ def deaf_children(to: Set[signal.Signals] = _TERMINALS) -> Iterator[None]:
 @contextlib.contextmanager
 def _noted(came: list[int]) -> Iterator[None]:
     """Whoever handles `ENDINGS` hears of each once, afterwards."""
-    # None is a handler that only its owner, who is no program in Python, could put back.
-    handlers = {n: h for n in ENDINGS if (h := signal.getsignal(n)) is not None}
+    # None is a handler that only its owner, who is no program in Python, could put back; and what
+    # is ignored is ignored by children, too.
+    handlers = {n: h for n in ENDINGS if (h := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
     try:
         for number in handlers:
             signal.signal(number, lambda number, _: came.append(number))

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,14 +48,17 @@ def test_three_are_built_and_used_at_the_same_time() -> None:
 
 def test_whoever_is_alone_may_go_on_and_the_others_wait() -> None:
     order: list[str] = []
+    comes = threading.Event()
 
     def other() -> None:
+        comes.set()
         with alone():
             order.append("other")
 
     thread = threading.Thread(target=other)
     with alone(), alone():
         thread.start()
+        comes.wait()
         time.sleep(0.1)
         order.append("first")
     thread.join()
@@ -92,6 +96,75 @@ async def test_a_loop_goes_on_while_another_thread_has_the_turn() -> None:
     assert done == ["in its turn"]
 
 
+@pytest.mark.parametrize("seconds", [0.002, 0.02])
+def test_loops_of_two_threads_get_the_same_number_of_turns(seconds: float) -> None:
+    """Though each asks again at once."""
+    both, turns, apart = threading.Barrier(2), [0, 0], [0]
+
+    def act(number: int) -> None:
+        time.sleep(seconds)
+        turns[number] += 1
+        apart[0] = max(apart[0], abs(turns[0] - turns[1]))
+
+    async def ask(number: int) -> None:
+        both.wait()
+        for _ in range(40):
+            await alone_on_loop(lambda: act(number))
+
+    threads = [threading.Thread(target=asyncio.run, args=[ask(number)]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert turns == [40, 40]
+    assert apart[0] < 20  # all but 1 where a machine is not busy
+
+
+def test_who_does_not_come_is_passed_over() -> None:
+    """A loop that was stopped while it waited; when it goes on, so does what waited."""
+    done: list[str] = []
+    loop = asyncio.new_event_loop()
+    with another_has_the_turn():
+        task = loop.create_task(alone_on_loop(lambda: done.append("late")))
+        loop.run_until_complete(asyncio.sleep(0.01))
+    for _ in range(3):
+        with alone():
+            done.append("there")
+    loop.run_until_complete(task)
+    loop.close()
+    assert done == ["there", "there", "there", "late"]
+
+
+def test_an_interrupted_wait_leaves_the_line() -> None:
+    """Ctrl-C comes whenever it may; the others go on."""
+    code = """
+import os, random, signal, threading, time
+from kvrescue.policies.vllm.alone import alone
+def hold():
+    with alone():
+        begun.set()
+        time.sleep(0.01 * random.random())
+        os.kill(os.getpid(), signal.SIGINT)
+for _ in range(50):
+    begun = threading.Event()
+    thread = threading.Thread(target=hold)
+    try:
+        thread.start()
+        begun.wait()
+        with alone():
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+    thread.join()
+    other = threading.Thread(target=lambda: alone().__enter__(), daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+print("done")
+"""
+    assert printed(code) == "done\n"
+
+
 async def test_a_proposal_can_time_out_while_another_thread_has_the_turn() -> None:
     policy = vllm_policy(BASE, None)
     view = await policy.open(questions(1)[0], "base")
@@ -101,31 +174,44 @@ async def test_a_proposal_can_time_out_while_another_thread_has_the_turn() -> No
     await view.close()
 
 
-# A program of turns: a list is a turn, in which what stands there happens; None is a finalizer.
-PROGRAMS = st.recursive(st.none(), lambda inner: st.lists(inner, max_size=4), max_leaves=20)
+# A program of turns: a list is a turn, a tuple a finalizer, and inside is what happens in it.
+PROGRAMS = st.recursive(
+    st.just(()),
+    lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=2).map(tuple),
+    max_leaves=20,
+)
+
+
+def finalizers(part: Any) -> int:
+    return isinstance(part, tuple) + sum(map(finalizers, part))
 
 
 @given(PROGRAMS)
-def test_a_finalizer_is_called_once_and_never_in_a_turn(program: object) -> None:
-    called: list[bool] = []
-    turns: list[object] = []
-    due = 0
+def test_a_finalizer_is_called_once_and_never_in_a_turn_or_in_another(program: Any) -> None:
+    called: list[int] = []
+    depth = 0
 
-    def run(part: object) -> None:
-        nonlocal due
+    def run(part: Any) -> None:
+        nonlocal depth
         if isinstance(part, list):
             with alone():
-                turns.append(part)
+                depth += 1
                 for inner in part:
                     run(inner)
-                turns.pop()
+                depth -= 1
         else:
-            due += 1
-            in_some_turn(lambda: called.append(bool(turns)))
-            assert bool(turns) or len(called) == due
+            in_some_turn(lambda: finalize(part))
+
+    def finalize(part: Any) -> None:
+        nonlocal depth
+        called.append(depth)
+        depth += 1
+        for inner in part:
+            run(inner)
+        depth -= 1
 
     run(program)
-    assert called == [False] * due
+    assert called == [0] * finalizers(program)
 
 
 def test_a_finalizer_waits_for_no_other_thread() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
 
+from tests.processes import alive, wait_for_end
+from tests.vllm.test_cli import ROOT, USERS
 from tests.vllm.test_threads import printed
 
 PROGRAM = """
@@ -148,34 +154,102 @@ def test_a_fork_that_closes_it_leaves_the_engine_to_its_parent(ranks: int) -> No
 
 
 FREEZES = """
+import weakref
+mine = []
 gc.freeze()
 frozen = gc.get_freeze_count()
+def kept():
+    # Some of what was frozen dies.
+    return not any(o is mine for o in gc.get_objects()) and gc.get_freeze_count() <= frozen
 opened = policy()
-print(gc.get_freeze_count() >= frozen)
+print(kept())
+proposed(opened)
+driver = weakref.ref(opened.engine.driver)
+del opened
+gc.collect()
+print(driver() is None, kept())
 """
 
 
-def test_what_the_program_has_frozen_stays_so() -> None:
-    assert printed(PROGRAM + FREEZES) == "True\n"
+def test_what_the_program_has_frozen_stays_so_and_no_more() -> None:
+    assert printed(PROGRAM + FREEZES) == "True\nTrue True\n"
+
+
+GROUPS = """
+import torch.distributed as dist
+own = f"file://{{tempfile.gettempdir()}}/own"
+dist.init_process_group("gloo", init_method=own, rank=0, world_size=1)
+for ranks in ({ranks}):
+    opened = policy(ranks)
+    proposed(opened)
+    close(opened)
+    print(dist.is_initialized())
+"""
+
+
+def test_a_group_of_the_program_stays(folder: Path) -> None:
+    """Whether ranks are in this process or others; engines can follow."""
+    code = PROGRAM + GROUPS.format(ranks="1, 2, 1")
+    assert printed(code, TMPDIR=str(folder)) == "True\n" * 3
 
 
 INTERRUPTED = """
+import signal
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.llm_engine import LLMEngine
+ranks = {ranks}
+torch.set_num_threads(3)
 other = policy()
 expected = proposed(other)
-def interrupt(*args):
-    raise KeyboardInterrupt
-stock = EngineCore._initialize_kv_caches
-EngineCore._initialize_kv_caches = interrupt
-try:
-    policy({ranks})
-except KeyboardInterrupt:
-    EngineCore._initialize_kv_caches = stock
-gc.collect()
-print(left()[0], proposed(other) == expected, proposed(policy({ranks})) == expected)
+files = left()[1]
+for owner, name in [(EngineCore, "_initialize_kv_caches"), (LLMEngine, "reset_mm_cache")]:
+    stock = getattr(owner, name)
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        return stock(*args, **kwargs)
+    setattr(owner, name, interrupted)
+    try:
+        policy(ranks)
+    except KeyboardInterrupt:
+        setattr(owner, name, stock)
+    gc.collect()
+    print(left() == (0, files), torch.get_num_threads(), proposed(other) == expected)
+print(proposed(policy(ranks)) == expected)
 """
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_start_that_is_interrupted_leaves_the_others(ranks: int) -> None:
-    assert printed(PROGRAM + INTERRUPTED.format(ranks=ranks)) == "0 True True\n"
+def test_a_start_that_is_interrupted_leaves_the_others(ranks: int, folder: Path) -> None:
+    """Before the engine's core is there, and after."""
+    code = PROGRAM + INTERRUPTED.format(ranks=ranks)
+    said = printed(code, TMPDIR=str(folder), VLLM_LOGGING_STREAM="ext://sys.stderr")
+    assert said == "True 3 True\n" * 2 + "True\n"
+
+
+ORPHANS = """
+opened = policy(2)
+ranks = [child.pid for child in multiprocessing.active_children()]
+if not (fork := os.fork()):
+    time.sleep(3600)
+print(fork, *ranks, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_ranks_end_with_their_parent_though_a_fork_of_it_goes_on(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + ORPHANS],
+        cwd=ROOT,
+        env=USERS | {"TMPDIR": str(folder)},  # to which a killed one leaves its sockets
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        fork, *ranks = process.stdout.readline().split()
+        try:
+            assert len(ranks) == 2
+            wait_for_end(ranks)
+            assert alive(fork)
+        finally:
+            os.kill(int(fork), signal.SIGKILL)

@@ -1,7 +1,8 @@
 """The vLLM backend: KV-Rescue on stock vLLM, out of tree. vLLM is imported when a policy is built.
 
-Nothing of vLLM is patched or copied: a scheduler class, a worker class, a KV cache spec and, on
-the instances of its own engine, two wrapped methods. See `refusals.REFUSALS` for what is refused.
+Nothing of vLLM is copied: a scheduler class, a worker class, a KV cache spec and, on the instances
+of its own engine, two wrapped methods; two more, for ranks, while an engine starts. See
+`refusals.REFUSALS` for what is refused.
 """
 
 from __future__ import annotations

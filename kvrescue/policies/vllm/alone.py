@@ -1,5 +1,11 @@
 """One at a time: what is current in vLLM (its configuration, forward context, groups of ranks, even
-stdout while they connect) is global to the process."""
+stdout while they connect) is global to the process.
+
+Whoever wants a turn has a ticket in a line, and the first in the line begins. Tickets come and go
+by single calls of a deque, between which neither Ctrl-C nor another thread comes, and not under a
+lock: finalizers want turns, too, and a collection of garbage may call them in the middle of
+everything here.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +14,100 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
-
-from kvrescue.waiting import TURN
 
 __all__ = ["alone", "alone_on_loop", "in_some_turn"]
 
 T = TypeVar("T")
 
-MOMENT: Final = 0.002
-"""Seconds for which an event loop may stand still while another thread has the turn."""
+PATIENCE: Final = 0.1
+"""Seconds after which somebody whose turn it is, and who does not begin, is passed over: the event
+loop that it waits on has been stopped, or does something else."""
+
+
+class _Ticket:
+    """A place in the line."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake: Final = wake
+        self.called: float | None = None
+        """When it was told that it is its turn, by the clock."""
+        self.thread: int | None = None
+        """That has begun."""
+        self._decided: Final = threading.Lock()
+
+    def late(self) -> bool:
+        return self.called is not None and time.monotonic() - self.called > PATIENCE
+
+    def decide(self) -> bool:
+        """True once: for the first who asks, its owner to begin or another to pass it over."""
+        return self._decided.acquire(blocking=False)
 
 
 class _Turns:
-    """Who has the turn. Forks begin anew: the thread that has it is not in them."""
-
     def __init__(self) -> None:
-        self.lock: Final = threading.RLock()
-        self.depth = 0
-        """Of turns within a turn; whoever holds the lock counts."""
-        self.waiting: Final[deque[Callable[[], None]]] = deque()
+        self.line: Final[deque[_Ticket]] = deque()
+        self.due: Final[deque[Callable[[], None]]] = deque()
         """What is to be done in some turn."""
 
-    def take(self, seconds: float) -> bool:
-        if not self.lock.acquire(timeout=seconds):
-            return False
-        self.depth += 1
-        return True
+    def first(self) -> _Ticket | None:
+        try:
+            return self.line[0]
+        except IndexError:
+            return None
 
-    def give_back(self) -> None:
-        self.depth -= 1
-        self.lock.release()
-        self.catch_up()
+    def own(self) -> bool:
+        """Whether this thread has the turn."""
+        first = self.first()
+        return first is not None and first.thread == threading.get_ident()
+
+    def begin(self, ticket: _Ticket) -> bool:
+        """Whether its turn begins."""
+        first = self.first()
+        if first is ticket:
+            if ticket.decide():
+                ticket.thread = threading.get_ident()
+                return True
+        elif first is not None and first.late() and first.decide():
+            self.line.remove(first)
+            self.call()
+        return False
+
+    def renewed(self, ticket: _Ticket) -> _Ticket:
+        """The same, or one at the end of the line if it was passed over."""
+        if ticket in self.line:
+            return ticket
+        ticket = _Ticket(ticket.wake)
+        self.line.append(ticket)
+        return ticket
+
+    def call(self) -> None:
+        """Tell the first that it is its turn. Who is not told looks once in a `PATIENCE`."""
+        first = self.first()
+        if first is not None and first.called is None:
+            first.called = time.monotonic()
+            first.wake()
 
     def catch_up(self) -> None:
-        """Do what waits, unless somebody has the turn, who then does it at its end."""
-        while self.waiting and self.lock.acquire(blocking=False):
+        """Do what is due, unless somebody has the turn or will, who then does it at its end."""
+        while self.due and not self.line:
+            ticket = _Ticket(_nothing)
             try:
-                if self.depth:
-                    return
-                with contextlib.suppress(IndexError):  # a collection did it meanwhile
-                    _do(self.waiting.popleft())
+                self.line.append(ticket)
+                if self.begin(ticket):
+                    while self.due:
+                        _do(self.due.popleft())
             finally:
-                self.lock.release()
+                if ticket in self.line:
+                    self.line.remove(ticket)
+                self.call()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _do(action: Callable[[], None]) -> None:
@@ -67,6 +122,7 @@ _turns = _Turns()
 
 
 def _anew() -> None:
+    """In a fork, where those who wait are not."""
     global _turns
     _turns = _Turns()
 
@@ -78,32 +134,59 @@ os.register_at_fork(after_in_child=_anew)
 def alone() -> Iterator[None]:
     """No other thread builds, steps or ends an engine of vLLM meanwhile; waits for its turn."""
     turns = _turns
-    while not turns.take(TURN):
-        pass
+    if turns.own():
+        yield
+        return
+    called = threading.Event()
+    ticket = _Ticket(called.set)
     try:
+        turns.line.append(ticket)
+        while not turns.begin(ticket):
+            called.wait(PATIENCE)
+            called.clear()
+            ticket = turns.renewed(ticket)
         yield
     finally:
-        turns.give_back()
+        if ticket in turns.line:  # not by a function of ours, into which Ctrl-C might come
+            turns.line.remove(ticket)
+        turns.call()
+        turns.catch_up()
 
 
 async def alone_on_loop(action: Callable[[], T]) -> T:
     """`action()` in a turn. The event loop goes on while another thread has it, and whoever waits
     may be cancelled; nothing is done then."""
     turns = _turns
-    while not turns.take(MOMENT):  # noqa: ASYNC110 - turns are waited for
-        await asyncio.sleep(0)
+    if turns.own():
+        return action()
+    loop, called = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # it was closed
+            loop.call_soon_threadsafe(called.set)
+
+    ticket = _Ticket(wake)
     try:
+        turns.line.append(ticket)
+        while not turns.begin(ticket):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(called.wait(), PATIENCE)
+            called.clear()
+            ticket = turns.renewed(ticket)
         return action()
     finally:
-        turns.give_back()
+        if ticket in turns.line:
+            turns.line.remove(ticket)
+        turns.call()
+        turns.catch_up()
 
 
 def in_some_turn(action: Callable[[], None]) -> None:
-    """Do it now, if nobody has the turn, and else at the end of the present one, in its thread.
+    """Do it now, if nobody has the turn, and else at the end of somebody's, in its thread.
 
     For finalizers: a collection of garbage may call them anywhere, in a turn of this thread, or
     where another one that has the turn waits for this thread; so they can neither go ahead nor
     wait.
     """
-    _turns.waiting.append(action)
+    _turns.due.append(action)
     _turns.catch_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -40,6 +41,11 @@ async def _hold_still() -> None:
             await asyncio.sleep(0)
     finally:
         _holding[loop] -= 1
+
+
+def _fail(done: asyncio.Future[Any], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
 
 
 _MEMORY = ("memory", "alloc", "cache blocks")
@@ -207,8 +213,8 @@ class EngineDriver(abc.ABC, Generic[T]):
         self._broken = error
         waiting, self._waiting = self._waiting, {}
         for done in waiting.values():
-            if not done.done():
-                done.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                done.get_loop().call_soon_threadsafe(_fail, done, error)
 
 
 class Driver(EngineDriver[None]):

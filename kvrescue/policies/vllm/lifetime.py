@@ -8,19 +8,45 @@ import contextlib
 import os
 from typing import Any, Final
 
-from vllm.distributed import cleanup_dist_env_and_memory
+import torch
+from vllm import envs
+from vllm.distributed import cleanup_dist_env_and_memory, destroy_model_parallel
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from kvrescue.policies.vllm.alone import alone, in_some_turn
-from kvrescue.policies.vllm.process import process_kept, threads_agreed
+from kvrescue.policies.vllm.process import heap_kept, process_kept, threads_agreed
 from kvrescue.policies.vllm.ranks import Meeting, Ranks
 
 __all__ = ["Life"]
 
 _lives: Final[set[Life]] = set()
 """That have begun and not ended; only whoever is `alone` changes it."""
-_here: Final = Meeting()
+
+
+class _Here:
+    """The distributed groups of this process, in which all ranks are that run in it."""
+
+    def __init__(self) -> None:
+        self.meeting: Final = Meeting()
+        self._used = self._owned = False
+
+    def begin(self) -> None:
+        """Before an engine of one rank starts."""
+        if not self._used:
+            self._used, self._owned = True, not torch.distributed.is_initialized()
+
+    def end(self) -> None:
+        """When no engine is left."""
+        if self._owned:
+            cleanup_dist_env_and_memory()
+        elif self._used:  # the program's own group stays
+            destroy_model_parallel()
+        self._used = self._owned = False
+        self.meeting.clear_away()
+
+
+_here: Final = _Here()
 
 
 class Life:
@@ -36,7 +62,8 @@ class Life:
         self._config = vllm_config
         self._executor: Any = None
         self._core: Any = None
-        self._ranks = Ranks(vllm_config.parallel_config.world_size, _here)
+        self._count: int = vllm_config.parallel_config.world_size
+        self.ranks: Final = Ranks(self._count, _here.meeting)
 
     def begin(self) -> LLMEngine:
         """Start the engine; to be called `alone`, once. Whatever it raises, nothing is left of it.
@@ -44,13 +71,13 @@ class Life:
         Raises what vLLM does.
         """
         threads_agreed()
-        _lives.add(self)
         llm = LLMEngine.__new__(LLMEngine)
-        with process_kept(ranks=self._config.parallel_config.world_size), self._ranks.in_order():
+        with process_kept(ranks=self._count), heap_kept(), self.ranks.in_order():
             try:
+                _lives.add(self)
                 self._start(llm)
             except BaseException as error:
-                self._ranks.at_once |= not isinstance(error, Exception)
+                self.ranks.at_once |= not isinstance(error, Exception)
                 with contextlib.suppress(Exception):  # of what is half built
                     self.end()
                 raise
@@ -62,13 +89,15 @@ class Life:
         def create(config: Any) -> Any:
             self._executor = executor.__new__(executor)  # there, if its own start fails
             executor.__init__(self._executor, config)
-            self._ranks.at_once = False
+            self.ranks.at_once = False
             return self._executor
 
+        if self._count == 1:
+            _here.begin()
         try:
             LLMEngine.__init__(llm, self._config, create, log_stats=False, multiprocess_mode=False)
         finally:
-            self._ranks.note_here()
+            self.ranks.note_here()
             client = getattr(llm, "engine_core", None)
             self._core = getattr(client, "engine_core", None)
             for owner in (client, self._executor):  # they would end more than is theirs
@@ -80,18 +109,20 @@ class Life:
         if self not in _lives:
             return
         core, executor, self._core, self._executor = self._core, self._executor, None, None
-        try:
-            if core is not None:
-                core.structured_output_manager.clear_backend()
-                core.scheduler.shutdown()
+        with heap_kept(), contextlib.ExitStack() as parts:  # each ends, whatever others raise
+            parts.callback(self._leave)
+            parts.callback(self.ranks.end)
             if executor is not None:
-                executor.shutdown()
-        finally:
-            self._ranks.end()
-            _lives.discard(self)
-            if not _lives:
-                cleanup_dist_env_and_memory()
-                _here.clear_away()
+                parts.callback(executor.shutdown)
+            if core is not None:
+                parts.callback(core.scheduler.shutdown)
+                parts.callback(core.structured_output_manager.clear_backend)
+
+    def _leave(self) -> None:
+        _lives.discard(self)
+        if not _lives:
+            envs.disable_envs_cache()  # for the next engine
+            _here.end()
 
     def drop(self) -> None:
         """End the engine soon; may be called from anywhere."""
@@ -107,4 +138,12 @@ def _end_all() -> None:
                 life.end()
 
 
-os.register_at_fork(after_in_child=_lives.clear)
+def _forget_all() -> None:
+    """In a fork."""
+    for life in _lives:
+        life.ranks.let_go()
+    _lives.clear()
+    _here.meeting.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

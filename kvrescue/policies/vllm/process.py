@@ -14,7 +14,7 @@ import torch
 from vllm import envs
 from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM
 
-__all__ = ["OMP_NUM_THREADS", "process_kept", "told", "threads_agreed"]
+__all__ = ["OMP_NUM_THREADS", "heap_kept", "process_kept", "told", "threads_agreed"]
 
 OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
 
@@ -32,16 +32,14 @@ def threads_agreed() -> None:
 def process_kept(*, ranks: int) -> Iterator[None]:
     """What the program may have set or drawn is as before, once an engine has started or failed.
 
-    vLLM seeds the generators of the whole process, hides all that lives from its collection of
-    garbage, and on a CPU turns off torch.set_num_threads. Where ranks compute in processes of their
-    own, it leaves this one a single thread.
+    vLLM seeds the generators of the whole process, and on a CPU turns off torch.set_num_threads.
+    Where ranks compute in processes of their own, it leaves this one a single thread.
 
     Args:
         ranks: of the engine; one runs in this process, and computes with its threads.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    frozen = gc.get_freeze_count()
     kept = {name: os.environ.get(name) for name in (OMP_NUM_THREADS, OMP_NUM_THREADS_SET_BY_VLLM)}
     try:
         yield
@@ -52,9 +50,19 @@ def process_kept(*, ranks: int) -> Iterator[None]:
         torch.set_num_threads = set_num_threads
         if ranks > 1 and torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        if not frozen:
-            gc.unfreeze()  # else a policy that its program drops is never ended
         _set(kept)
+
+
+@contextlib.contextmanager
+def heap_kept() -> Iterator[None]:
+    """vLLM takes all that lives from the collection of garbage when an engine starts, which would
+    then find no policy that was dropped, and gives back also what others took when one ends."""
+    freeze, unfreeze = gc.freeze, gc.unfreeze
+    gc.freeze = gc.unfreeze = lambda: None
+    try:
+        yield
+    finally:
+        gc.freeze, gc.unfreeze = freeze, unfreeze
 
 
 @contextlib.contextmanager

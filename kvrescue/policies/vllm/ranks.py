@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,9 @@ class Meeting:
         if name.startswith("vllm_dist_"):  # else it is a port, and some other program's file
             self._names.add(name)
 
+    def forget(self) -> None:
+        self._names.clear()
+
     def clear_away(self) -> None:
         """To be called when the ranks have ended."""
         while self._names:
@@ -60,6 +64,8 @@ class Ranks:
         self._here = here
         self._own = Meeting()
         self._processes: list[BaseProcess] = []
+        self._lifelines: list[Connection] = []
+        """Of which a rank hears when all that hold them have ended."""
         self._sockets: str | None = None
         self.at_once = True
         """Whether to end without a word: while they load, they would not hear it."""
@@ -84,6 +90,7 @@ class Ranks:
             with deaf_children(), _cores_shared(self._count):
                 handle = stock(*args, **kwargs)
                 self._processes.append(handle.proc)
+                self._lifelines.append(handle.death_writer)
                 return handle
 
         def end(processes: Sequence[BaseProcess]) -> None:
@@ -110,6 +117,12 @@ class Ranks:
         if len(os.fsencode(self._sockets)) > _LONGEST:
             return {}
         return {_SOCKETS: self._sockets}
+
+    def let_go(self) -> None:
+        """In a fork: the ranks end with their parent, though the fork goes on."""
+        for lifeline in self._lifelines:
+            with contextlib.suppress(OSError):
+                lifeline.close()
 
     def end(self) -> None:
         """None of them runs, and nothing of theirs is left, when this returns."""
