@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background by a shell: the commands under test must hear Ctrl-C all the same.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Started in the background, or by nohup: commands under test must hear these all the same. A
+    # handler, unlike SIG_IGN, is not inherited, and this one lets the tests themselves go on.
+    if signal.getsignal(_ending) is signal.SIG_IGN:
+        signal.signal(_ending, lambda _number, _frame: None)
