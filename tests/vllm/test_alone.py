@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
+import itertools
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrescue.policies.vllm import alone as turns
 from kvrescue.policies.vllm.alone import alone, alone_on_loop, in_some_turn
 from tests.policies.parts import BASE, questions, step
 from tests.vllm.parts import vllm_policy
@@ -245,3 +250,79 @@ def test_a_fork_does_not_wait_for_the_thread_that_has_the_turn() -> None:
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Interrupts:
+    """Ctrl-C at the `moment`th of the moments at which Python delivers it: where a function begins,
+    where a loop goes on, and at the end of a call of C."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        outer = sys.gettrace(), sys.getprofile()
+        sys.settrace(self._trace)
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(outer[1])
+            sys.settrace(outer[0])
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self._pass(frame, name == "JUMP_BACKWARD")
+        return self._trace if frame.f_code.co_filename == turns.__file__ else None
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        self._pass(frame, event in {"call", "c_return"})
+
+    def _pass(self, frame: FrameType, is_moment: bool) -> None:
+        if is_moment and frame.f_code.co_filename == turns.__file__:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def take_a_turn() -> None:
+    with alone():
+        pass
+
+
+def take_a_turn_on_a_loop() -> None:
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(alone_on_loop(lambda: None))
+
+
+@pytest.mark.parametrize("take", [take_a_turn, take_a_turn_on_a_loop])
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_ctrl_c_at_any_moment_leaves_turns_to_the_others(
+    take: Callable[[], None], stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone in the line, or behind loops that wait and are stopped."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.002)
+    monkeypatch.setattr(turns, "_turns", turns._Turns())
+    for moment in itertools.count(1):
+        with contextlib.ExitStack() as stack:
+            loops = [asyncio.new_event_loop() for _ in range(stopped)]
+            waiting = []
+            with another_has_the_turn():
+                for loop in loops:
+                    stack.callback(loop.close)
+                    waiting.append(loop.create_task(alone_on_loop(lambda: None)))
+                    loop.run_until_complete(asyncio.sleep(0))
+            interrupts = Interrupts(moment)
+            with contextlib.suppress(KeyboardInterrupt), interrupts.coming():
+                take()
+            other = threading.Thread(target=take_a_turn, daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive(), f"at moment {moment}"
+            for loop, task in zip(loops, waiting, strict=True):
+                loop.run_until_complete(asyncio.wait_for(task, 20))
+        if interrupts.left > 0:
+            break
+    assert moment > 10

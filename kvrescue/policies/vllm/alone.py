@@ -27,6 +27,9 @@ PATIENCE: Final = 0.1
 """Seconds after which somebody whose turn it is, and who does not begin, is passed over: the event
 loop that it waits on has been stopped, or does something else."""
 
+PASSED_OVER: Final = -1
+"""In place of a thread."""
+
 
 class _Ticket:
     """A place in the line."""
@@ -35,16 +38,19 @@ class _Ticket:
         self.wake: Final = wake
         self.called: float | None = None
         """When it was told that it is its turn, by the clock."""
-        self.thread: int | None = None
-        """That has begun."""
-        self._decided: Final = threading.Lock()
+        self._fate: Final[dict[str, int]] = {}
 
     def late(self) -> bool:
         return self.called is not None and time.monotonic() - self.called > PATIENCE
 
-    def decide(self) -> bool:
-        """True once: for the first who asks, its owner to begin or another to pass it over."""
-        return self._decided.acquire(blocking=False)
+    def fate(self, wish: int) -> int:
+        """The thread that has begun, or `PASSED_OVER`: what the first who asks wishes."""
+        return self._fate.setdefault("", wish)
+
+    @property
+    def thread(self) -> int | None:
+        """That has begun."""
+        return self._fate.get("")
 
 
 class _Turns:
@@ -65,16 +71,21 @@ class _Turns:
         return first is not None and first.thread == threading.get_ident()
 
     def begin(self, ticket: _Ticket) -> bool:
-        """Whether its turn begins."""
+        """Whether its turn begins. Does what somebody who was interrupted has left undone: tells
+        the first, and removes it if it was passed over."""
         first = self.first()
         if first is ticket:
-            if ticket.decide():
-                ticket.thread = threading.get_ident()
-                return True
-        elif first is not None and first.late() and first.decide():
-            self.line.remove(first)
+            fate = ticket.fate(threading.get_ident())
+        elif first is not None and first.late():
+            fate = first.fate(PASSED_OVER)
+        else:
             self.call()
-        return False
+            return False
+        if fate == PASSED_OVER:
+            with contextlib.suppress(ValueError):  # by another, too
+                self.line.remove(first)
+            self.call()
+        return first is ticket and fate != PASSED_OVER
 
     def renewed(self, ticket: _Ticket) -> _Ticket:
         """The same, or one at the end of the line if it was passed over."""
