@@ -7,10 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Set
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-__all__ = ["ENDINGS", "deaf_children", "quiet_tracker"]
+__all__ = ["ENDINGS", "deaf_children", "forget_child", "quiet_tracker"]
 
 _TERMINALS: Final = frozenset({signal.SIGINT, signal.SIGHUP})
 ENDINGS: Final = _TERMINALS | {signal.SIGTERM}
@@ -63,6 +64,12 @@ def _tell(number: int, handler: Any) -> None:
         handler(number, None)
     elif handler is signal.SIG_DFL:
         signal.raise_signal(number)
+
+
+def forget_child(child: BaseProcess) -> None:
+    """In a fork of its parent: Python ends daemonic children at exit, and this one is a sibling."""
+    known: set[BaseProcess] = getattr(process, "_children", set())
+    known.discard(child)
 
 
 def quiet_tracker() -> None:

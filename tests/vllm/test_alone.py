@@ -57,15 +57,16 @@ def test_whoever_is_alone_may_go_on_and_the_others_wait() -> None:
 
     def other() -> None:
         comes.set()
-        with alone():
-            order.append("other")
+        alone(lambda: order.append("other"))
 
-    thread = threading.Thread(target=other)
-    with alone(), alone():
+    def first() -> None:
         thread.start()
         comes.wait()
         time.sleep(0.1)
         order.append("first")
+
+    thread = threading.Thread(target=other)
+    alone(lambda: alone(first))
     thread.join()
     assert order == ["first", "other"]
 
@@ -75,11 +76,10 @@ def another_has_the_turn() -> Iterator[None]:
     begun, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with alone():
-            begun.set()
-            over.wait()
+        begun.set()
+        over.wait()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=alone, args=[hold])
     thread.start()
     begun.wait()
     try:
@@ -133,11 +133,55 @@ def test_who_does_not_come_is_passed_over() -> None:
         task = loop.create_task(alone_on_loop(lambda: done.append("late")))
         loop.run_until_complete(asyncio.sleep(0.01))
     for _ in range(3):
-        with alone():
-            done.append("there")
+        alone(lambda: done.append("there"))
     loop.run_until_complete(task)
     loop.close()
     assert done == ["there", "there", "there", "late"]
+
+
+def test_who_comes_late_each_time_gets_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that does something else, for longer than others wait at first."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.02)
+    over = threading.Event()
+
+    async def something_else() -> None:
+        while not over.is_set():
+            time.sleep(0.05)  # noqa: ASYNC251 - as an engine that computes
+            await asyncio.sleep(0)
+
+    async def busy() -> None:
+        task = asyncio.create_task(something_else())
+        for _ in range(5):
+            await alone_on_loop(lambda: None)
+        over.set()
+        await task
+
+    async def at_once() -> None:
+        while not over.is_set():
+            await alone_on_loop(lambda: time.sleep(0.01))
+
+    threads = [threading.Thread(target=asyncio.run, args=[coro]) for coro in (busy(), at_once())]
+    for thread in threads:
+        thread.start()
+    threads[0].join(60)
+    came = over.is_set()
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert came
+
+
+@pytest.mark.parametrize("turns_of_loop", range(5))
+async def test_what_is_cancelled_as_its_turn_comes_is_not_done(turns_of_loop: int) -> None:
+    done: list[str] = []
+    with another_has_the_turn():
+        task = asyncio.create_task(alone_on_loop(lambda: done.append("done")))
+        await asyncio.sleep(0.01)
+    for _ in range(turns_of_loop):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert done == ([] if task.cancelled() else ["done"])
 
 
 def test_an_interrupted_wait_leaves_the_line() -> None:
@@ -146,22 +190,20 @@ def test_an_interrupted_wait_leaves_the_line() -> None:
 import os, random, signal, threading, time
 from kvrescue.policies.vllm.alone import alone
 def hold():
-    with alone():
-        begun.set()
-        time.sleep(0.01 * random.random())
-        os.kill(os.getpid(), signal.SIGINT)
+    begun.set()
+    time.sleep(0.01 * random.random())
+    os.kill(os.getpid(), signal.SIGINT)
 for _ in range(50):
     begun = threading.Event()
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=alone, args=[hold])
     try:
         thread.start()
         begun.wait()
-        with alone():
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        pass
+        alone(lambda: time.sleep(0.05))
+    except KeyboardInterrupt as error:
+        kept = error  # and the frames with it
     thread.join()
-    other = threading.Thread(target=lambda: alone().__enter__(), daemon=True)
+    other = threading.Thread(target=alone, args=[lambda: None], daemon=True)
     other.start()
     other.join(60)
     assert not other.is_alive()
@@ -197,19 +239,17 @@ def test_a_finalizer_is_called_once_and_never_in_a_turn_or_in_another(program: A
     depth = 0
 
     def run(part: Any) -> None:
-        nonlocal depth
         if isinstance(part, list):
-            with alone():
-                depth += 1
-                for inner in part:
-                    run(inner)
-                depth -= 1
+            alone(lambda: inside(part))
         else:
             in_some_turn(lambda: finalize(part))
 
     def finalize(part: Any) -> None:
-        nonlocal depth
         called.append(depth)
+        inside(part)
+
+    def inside(part: Any) -> None:
+        nonlocal depth
         depth += 1
         for inner in part:
             run(inner)
@@ -232,9 +272,7 @@ def test_a_finalizer_waits_for_no_other_thread() -> None:
 def test_a_finalizer_that_fails_is_told_and_disturbs_nobody(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with alone():
-        in_some_turn(lambda: 1 // 0)
-        in_some_turn(lambda: print("the next"))
+    alone(lambda: [in_some_turn(lambda: 1 // 0), in_some_turn(lambda: print("the next"))])
     told = capsys.readouterr()
     assert told.out == "the next\n"
     assert "ZeroDivisionError" in told.err
@@ -245,8 +283,7 @@ def test_a_fork_does_not_wait_for_the_thread_that_has_the_turn() -> None:
         child = os.fork()
         if not child:
             try:
-                with alone():
-                    os._exit(0)
+                alone(lambda: os._exit(0))
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -288,8 +325,7 @@ class Interrupts:
 
 
 def take_a_turn() -> None:
-    with alone():
-        pass
+    alone(lambda: None)
 
 
 def take_a_turn_on_a_loop() -> None:
@@ -304,7 +340,7 @@ def test_ctrl_c_at_any_moment_leaves_turns_to_the_others(
 ) -> None:
     """Alone in the line, or behind loops that wait and are stopped."""
     monkeypatch.setattr(turns, "PATIENCE", 0.002)
-    monkeypatch.setattr(turns, "_turns", turns._Turns())
+    monkeypatch.setattr(turns, "_turns", turns._Turns())  # else a failure would stop the others
     for moment in itertools.count(1):
         with contextlib.ExitStack() as stack:
             loops = [asyncio.new_event_loop() for _ in range(stopped)]

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 __all__ = ["alone", "alone_on_loop", "in_some_turn"]
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 PATIENCE: Final = 0.1
 """Seconds after which somebody whose turn it is, and who does not begin, is passed over: the event
-loop that it waits on has been stopped, or does something else."""
+loop that it waits on has been stopped, or does something else. Twice as many, each time that it has
+been, if it comes again."""
+LONGEST: Final = 16
+"""Times that."""
 
 PASSED_OVER: Final = -1
 """In place of a thread."""
@@ -34,14 +37,15 @@ PASSED_OVER: Final = -1
 class _Ticket:
     """A place in the line."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], patience: float = 0) -> None:
         self.wake: Final = wake
+        self.patience: Final = patience or PATIENCE
         self.called: float | None = None
         """When it was told that it is its turn, by the clock."""
         self._fate: Final[dict[str, int]] = {}
 
     def late(self) -> bool:
-        return self.called is not None and time.monotonic() - self.called > PATIENCE
+        return self.called is not None and time.monotonic() - self.called > self.patience
 
     def fate(self, wish: int) -> int:
         """The thread that has begun, or `PASSED_OVER`: what the first who asks wishes."""
@@ -88,10 +92,11 @@ class _Turns:
         return first is ticket and fate != PASSED_OVER
 
     def renewed(self, ticket: _Ticket) -> _Ticket:
-        """The same, or one at the end of the line if it was passed over."""
+        """The same, or one at the end of the line if it was passed over: others wait longer for
+        that, as its loop may do something else for as long again."""
         if ticket in self.line:
             return ticket
-        ticket = _Ticket(ticket.wake)
+        ticket = _Ticket(ticket.wake, min(2 * ticket.patience, LONGEST * PATIENCE))
         self.line.append(ticket)
         return ticket
 
@@ -141,13 +146,14 @@ def _anew() -> None:
 os.register_at_fork(after_in_child=_anew)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """No other thread builds, steps or ends an engine of vLLM meanwhile; waits for its turn."""
+def alone(action: Callable[[], T]) -> T:
+    """`action()` in a turn: no other thread builds, steps or ends an engine of vLLM meanwhile.
+
+    No context manager of Python's: those lose an exit when Ctrl-C comes while they enter.
+    """
     turns = _turns
     if turns.own():
-        yield
-        return
+        return action()
     called = threading.Event()
     ticket = _Ticket(called.set)
     try:
@@ -156,7 +162,7 @@ def alone() -> Iterator[None]:
             called.wait(PATIENCE)
             called.clear()
             ticket = turns.renewed(ticket)
-        yield
+        return action()
     finally:
         if ticket in turns.line:  # not by a function of ours, into which Ctrl-C might come
             turns.line.remove(ticket)
@@ -180,8 +186,11 @@ async def alone_on_loop(action: Callable[[], T]) -> T:
     try:
         turns.line.append(ticket)
         while not turns.begin(ticket):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(called.wait(), PATIENCE)
+            look = loop.call_later(PATIENCE, called.set)
+            try:
+                await called.wait()
+            finally:
+                look.cancel()
             called.clear()
             ticket = turns.renewed(ticket)
         return action()

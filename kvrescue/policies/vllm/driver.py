@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from vllm import SamplingParams, TokensPrompt
@@ -46,6 +46,7 @@ async def _hold_still() -> None:
 def _fail(done: asyncio.Future[Any], error: Exception) -> None:
     if not done.done():
         done.set_exception(error)
+        done.exception()  # nothing is lost if nobody has come to wait: the engine keeps it
 
 
 _MEMORY = ("memory", "alloc", "cache blocks")
@@ -92,8 +93,7 @@ class EngineDriver(abc.ABC, Generic[T]):
         # Not at exit, when it could not wait for its turn.
         weakref.finalize(self, self._life.drop).atexit = False
         try:
-            with alone():
-                self.llm: Any = self._life.begin()
+            self.llm: Any = alone(self._life.begin)
         except KVRescueError:
             raise
         except Exception as error:
@@ -121,7 +121,8 @@ class EngineDriver(abc.ABC, Generic[T]):
         """Stop requests at once; their blocks are free when this returns."""
         alive = [name for name in names if name in self._waiting]
         if alive:
-            self.llm.abort_request(alive)
+            with self._whole():
+                self.llm.abort_request(alive)
         for name in alive:
             done = self._waiting.pop(name)
             self._forget(name)
@@ -131,8 +132,7 @@ class EngineDriver(abc.ABC, Generic[T]):
     def shutdown(self) -> None:
         """Stop the engine and fail those who wait; idempotent."""
         self._close()
-        with alone():
-            self._life.end()
+        alone(self._life.end)
 
     async def aclose(self) -> None:
         """`shutdown`, while the event loop goes on."""
@@ -147,7 +147,8 @@ class EngineDriver(abc.ABC, Generic[T]):
     def _queue(self, name: str, tokens: Sequence[int], params: Any) -> asyncio.Future[T]:
         """Give a request to the engine; to be called after `_start`."""
         prompt = TokensPrompt(prompt_token_ids=list(tokens))
-        self.llm.add_request(name, prompt, params)
+        with self._whole():
+            self.llm.add_request(name, prompt, params)
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[name] = done
         return done
@@ -174,13 +175,18 @@ class EngineDriver(abc.ABC, Generic[T]):
         self._task = loop.create_task(self._drive(), name=f"vLLM engine {self.name}")
 
     async def _drive(self) -> None:
+        try:
+            await self._drive_to_the_end()
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):  # between two steps
+                self._fail(self._typed(error))
+            if not isinstance(error, Exception):
+                raise
+
+    async def _drive_to_the_end(self) -> None:
         await _hold_still()  # let everybody who wants work queue it first: it runs as a batch
         while self._waiting:
-            try:
-                outputs = await alone_on_loop(self._step)
-            except Exception as error:
-                self._fail(self._typed(error))
-                return
+            outputs = await alone_on_loop(self._step)
             ended = [o for o in outputs if o.finished and o.request_id in self._waiting]
             for output in ended:
                 self._finish(output, self._waiting.pop(output.request_id))
@@ -196,17 +202,27 @@ class EngineDriver(abc.ABC, Generic[T]):
         self.steps += 1
         return outputs
 
-    def _typed(self, error: Exception) -> KVRescueError:
+    def _typed(self, error: BaseException) -> KVRescueError:
         """What vLLM raises by itself, out of memory or a dead worker, as an error of ours."""
         if isinstance(error, KVRescueError):
             return error
         reason = (str(error).splitlines() or [""])[0][:300]
+        why = f"{type(error).__name__}: {reason}".removesuffix(": ")
         typed = self.error(
-            f"{self.name}: vLLM failed ({type(error).__name__}: {reason}) and cannot go on; build "
-            f"the {self.part} anew"
+            f"{self.name}: vLLM failed ({why}) and cannot go on; build the {self.part} anew"
         )
         typed.__cause__ = error
         return typed
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ctrl-C in the middle of it fails the engine; errors of vLLM's come before it begins."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._fail(self._typed(error))
+            raise
 
     def _fail(self, error: Exception) -> None:
         """A step that failed leaves vLLM's state undefined: the engine is not used again."""

@@ -132,10 +132,13 @@ class Life:
 
 @atexit.register
 def _end_all() -> None:
+    def end() -> None:
+        with contextlib.ExitStack() as lives:  # each ends, whatever others raise
+            for life in _lives:
+                lives.callback(life.end)
+
     if _lives:
-        with alone():
-            for life in list(_lives):
-                life.end()
+        alone(end)
 
 
 def _forget_all() -> None:

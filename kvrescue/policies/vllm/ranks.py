@@ -15,7 +15,7 @@ from typing import Any, Final
 from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 
-from kvrescue.children import deaf_children, quiet_tracker
+from kvrescue.children import deaf_children, forget_child, quiet_tracker
 from kvrescue.policies.vllm.process import OMP_NUM_THREADS, told
 
 __all__ = ["Meeting", "Ranks"]
@@ -119,7 +119,9 @@ class Ranks:
         return {_SOCKETS: self._sockets}
 
     def let_go(self) -> None:
-        """In a fork: the ranks end with their parent, though the fork goes on."""
+        """In a fork: the ranks end with their parent, whether the fork ends before or after it."""
+        for process in self._processes:
+            forget_child(process)
         for lifeline in self._lifelines:
             with contextlib.suppress(OSError):
                 lifeline.close()

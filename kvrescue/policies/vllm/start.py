@@ -113,8 +113,7 @@ def create_config(
     merged = {**settings, **options}
     _choose_executor(merged)
     try:
-        with alone():
-            return EngineArgs(**merged).create_engine_config()
+        return alone(lambda: EngineArgs(**merged).create_engine_config())
     except KVRescueError:
         raise
     except Exception as error:  # whatever its checks stumble over
