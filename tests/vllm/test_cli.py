@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from getpass import getuser
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ SECONDS = 600
 
 # A user has not told OpenMP how many threads there are, as those who run these tests have.
 USERS = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+# What torch compiles is kept where it would be, though a program may have another TMPDIR.
+USERS.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/torchinductor_{getuser()}")
 
 
 def start(

@@ -45,9 +45,7 @@ def close(policy):
 
 def left():
     ranks = sum(child.name.startswith("VllmWorker") for child in multiprocessing.active_children())
-    # torch keeps what it compiles.
-    files = [n for n in os.listdir(tempfile.gettempdir()) if not n.startswith("torchinductor_")]
-    return ranks, files
+    return ranks, os.listdir(tempfile.gettempdir())
 """
 
 
