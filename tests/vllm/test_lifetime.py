@@ -45,7 +45,9 @@ def close(policy):
 
 def left():
     ranks = sum(child.name.startswith("VllmWorker") for child in multiprocessing.active_children())
-    return ranks, os.listdir(tempfile.gettempdir())
+    # torch keeps something of what it compiles.
+    files = [n for n in os.listdir(tempfile.gettempdir()) if not n.startswith("torchinductor_")]
+    return ranks, files
 """
 
 
