@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -237,6 +238,38 @@ if not (fork := os.fork()):
 print(fork, *ranks, flush=True)
 os.kill(os.getpid(), 9)
 """
+
+
+SPINS = """
+opened = policy(2)
+expected = proposed(opened)
+ranks = [child.pid for child in multiprocessing.active_children()]
+os.kill(ranks[1], signal.SIGSTOP)
+threading.Thread(target=proposed, args=[opened], daemon=True).start()
+time.sleep(5)
+print(*ranks, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_rank_that_waits_for_another_in_a_step_ends_with_its_parent(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import signal\n" + PROGRAM + SPINS],
+        cwd=ROOT,
+        env=USERS | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        waits, stopped = map(int, process.stdout.readline().split())
+    try:
+        wait_for_end([waits], 60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(waits, signal.SIGKILL)
+        os.kill(stopped, signal.SIGCONT)
+    wait_for_end([stopped], 60)
 
 
 def test_ranks_end_with_their_parent_though_a_fork_of_it_goes_on(folder: Path) -> None:

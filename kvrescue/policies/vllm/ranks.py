@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 
 from kvrescue.children import deaf_children, forget_child, quiet_tracker
+from kvrescue.policies.vllm.lifeline import Lifeline
 from kvrescue.policies.vllm.process import OMP_NUM_THREADS, told
 
 __all__ = ["Meeting", "Ranks"]
@@ -66,7 +67,8 @@ class Ranks:
         self._processes: list[BaseProcess] = []
         self._lifelines: list[Connection] = []
         """Of which a rank hears when all that hold them have ended."""
-        self._sockets: str | None = None
+        self._lifeline: Lifeline | None = None
+        self._folder: str | None = None
         self.at_once = True
         """Whether to end without a word: while they load, they would not hear it."""
         self._before: str | None = None
@@ -109,14 +111,13 @@ class Ranks:
             self._here.note(now or "")
 
     def _where(self) -> dict[str, str]:
-        """A folder of their own for the sockets of ranks, which vLLM leaves in that of temporary
-        files."""
-        if _SOCKETS in os.environ:
-            return {}
-        self._sockets = tempfile.mkdtemp(prefix="kvrescue-")
-        if len(os.fsencode(self._sockets)) > _LONGEST:
-            return {}
-        return {_SOCKETS: self._sockets}
+        """A folder of their own for the lifeline and the sockets of ranks, which vLLM would leave
+        in that of temporary files."""
+        self._folder = tempfile.mkdtemp(prefix="kvrescue-")
+        self._lifeline = Lifeline(self._folder)
+        if _SOCKETS in os.environ or len(os.fsencode(self._folder)) > _LONGEST:
+            return self._lifeline.variables
+        return self._lifeline.variables | {_SOCKETS: self._folder}
 
     def let_go(self) -> None:
         """In a fork: the ranks end with their parent, whether the fork ends before or after it."""
@@ -125,13 +126,17 @@ class Ranks:
         for lifeline in self._lifelines:
             with contextlib.suppress(OSError):
                 lifeline.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def end(self) -> None:
         """None of them runs, and nothing of theirs is left, when this returns."""
         _end(self._processes)
         self._own.clear_away()
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _methods() -> tuple[Any, Any]:

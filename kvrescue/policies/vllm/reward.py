@@ -21,8 +21,11 @@ from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 
 from kvrescue.errors import ModelLoadError
+from kvrescue.policies.vllm.lifeline import hold_on
 
 __all__ = ["Registered", "RewardModel", "overrides"]
+
+hold_on()  # this is imported in every process
 
 _VLLMS: Final = "Qwen2ForProcessRewardModel"
 _OURS: Final = "KVRescueRewardModel"

@@ -9,10 +9,14 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kvrescue.errors import ConfigError
+from kvrescue.policies.vllm.lifeline import hold_on
 from kvrescue.policies.vllm.options import evictor_of
 from kvrescue.policies.vllm.runner import EntropyMixin, EvictionMixin
 
 __all__ = ["CPUWorker"]
+
+
+hold_on()
 
 
 class EntropyCPURunner(EntropyMixin, CPUModelRunner):  # type: ignore[misc]
