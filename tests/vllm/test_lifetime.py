@@ -19,7 +19,7 @@ from tests.vllm.test_cli import ROOT, USERS
 from tests.vllm.test_threads import printed
 
 PROGRAM = """
-import asyncio, gc, multiprocessing, os, tempfile, threading, time
+import asyncio, gc, multiprocessing, os, signal, tempfile, threading, time
 import torch
 from kvrescue.errors import ConfigError
 from kvrescue.evictors import RKV
@@ -198,7 +198,6 @@ def test_a_group_of_the_program_stays(folder: Path) -> None:
 
 
 INTERRUPTED = """
-import signal
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
 ranks = {ranks}
@@ -230,19 +229,24 @@ def test_a_start_that_is_interrupted_leaves_the_others(ranks: int, folder: Path)
     assert said == "True 3 True\n" * 2 + "True\n"
 
 
-ORPHANS = """
-opened = policy(2)
-ranks = [child.pid for child in multiprocessing.active_children()]
-if not (fork := os.fork()):
-    time.sleep(3600)
-print(fork, *ranks, flush=True)
-os.kill(os.getpid(), 9)
-"""
+@contextlib.contextmanager
+def killed(code: str, folder: Path) -> Iterator[list[str]]:
+    """A program that kills itself: what it printed. It leaves its sockets in the folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + code],
+        cwd=ROOT,
+        env=USERS | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()
 
 
 SPINS = """
 opened = policy(2)
-expected = proposed(opened)
+proposed(opened)
 ranks = [child.pid for child in multiprocessing.active_children()]
 os.kill(ranks[1], signal.SIGSTOP)
 threading.Thread(target=proposed, args=[opened], daemon=True).start()
@@ -253,36 +257,28 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_rank_that_waits_for_another_in_a_step_ends_with_its_parent(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "import signal\n" + PROGRAM + SPINS],
-        cwd=ROOT,
-        env=USERS | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        waits, stopped = map(int, process.stdout.readline().split())
-    try:
-        wait_for_end([waits], 60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(waits, signal.SIGKILL)
-        os.kill(stopped, signal.SIGCONT)
-    wait_for_end([stopped], 60)
+    with killed(SPINS, folder) as (waits, stopped):
+        try:
+            wait_for_end([waits], 60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(waits), signal.SIGKILL)
+            os.kill(int(stopped), signal.SIGCONT)
+        wait_for_end([stopped], 60)
+
+
+ORPHANS = """
+opened = policy(2)
+ranks = [child.pid for child in multiprocessing.active_children()]
+if not (fork := os.fork()):
+    time.sleep(3600)
+print(fork, *ranks, flush=True)
+os.kill(os.getpid(), 9)
+"""
 
 
 def test_ranks_end_with_their_parent_though_a_fork_of_it_goes_on(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + ORPHANS],
-        cwd=ROOT,
-        env=USERS | {"TMPDIR": str(folder)},  # to which a killed one leaves its sockets
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        fork, *ranks = process.stdout.readline().split()
+    with killed(ORPHANS, folder) as (fork, *ranks):
         try:
             assert len(ranks) == 2
             wait_for_end(ranks)

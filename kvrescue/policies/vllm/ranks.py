@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
@@ -65,8 +64,6 @@ class Ranks:
         self._here = here
         self._own = Meeting()
         self._processes: list[BaseProcess] = []
-        self._lifelines: list[Connection] = []
-        """Of which a rank hears when all that hold them have ended."""
         self._lifeline: Lifeline | None = None
         self._folder: str | None = None
         self.at_once = True
@@ -92,7 +89,6 @@ class Ranks:
             with deaf_children(), _cores_shared(self._count):
                 handle = stock(*args, **kwargs)
                 self._processes.append(handle.proc)
-                self._lifelines.append(handle.death_writer)
                 return handle
 
         def end(processes: Sequence[BaseProcess]) -> None:
@@ -123,9 +119,6 @@ class Ranks:
         """In a fork: the ranks end with their parent, whether the fork ends before or after it."""
         for process in self._processes:
             forget_child(process)
-        for lifeline in self._lifelines:
-            with contextlib.suppress(OSError):
-                lifeline.close()
         if self._lifeline is not None:
             self._lifeline.close()
 

@@ -16,7 +16,7 @@ from kvrescue.policies.vllm.runner import EntropyMixin, EvictionMixin
 __all__ = ["CPUWorker"]
 
 
-hold_on()
+hold_on()  # this is imported in every process
 
 
 class EntropyCPURunner(EntropyMixin, CPUModelRunner):  # type: ignore[misc]
